@@ -1,0 +1,137 @@
+"""Selection with guaranteed risk: abstain so that the answered rows' error stays below a promise."""
+
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from offramp.runtime import arrays
+from offramp.runtime.arrays import Floats, Ints
+from offramp.runtime.errors import InputError
+
+
+@dataclass(frozen=True)
+class SelectiveRisk:
+    """Answer where score ≥ threshold; with probability ≥ 1 − delta over the rows used, risk is ≤ the target.
+
+    coverage, risk: fraction answered and error among them, on the rows used. bound: upper confidence bound
+    of the risk at `level`. Not feasible: threshold +inf (abstain on everything), coverage 0, risk and bound
+    NaN.
+    """
+
+    threshold: float
+    coverage: float
+    risk: float
+    bound: float
+    feasible: bool
+    target: float
+    delta: float
+    level: float
+    method: str
+
+
+def risk_bound(errors: ArrayLike, rows: ArrayLike, level: float) -> Floats:
+    """Clopper–Pearson upper bound of a risk: BetaInv(1 − level; k + 1, m − k); 1 where k = m or m = 0."""
+    from scipy.special import betaincinv
+
+    k = np.asarray(errors, np.float64)
+    m = np.asarray(rows, np.float64)
+    inside = k < m
+    bound = np.ones(np.broadcast(k, m).shape)
+    np.copyto(bound, betaincinv(k + 1.0, np.where(inside, m - k, 1.0), 1.0 - level), where=inside)
+    return bound
+
+
+@dataclass(frozen=True)
+class TiedSets:
+    """The sets {score ≥ v} of some rows, one for each distinct score v, smallest set first."""
+
+    thresholds: Floats
+    rows: Ints
+    errors: Ints
+    total: int
+
+    @classmethod
+    def of(cls, score: ArrayLike, error: ArrayLike) -> "TiedSets":
+        s = arrays.vector(score, "score")
+        e = arrays.flags(error, "error", len(s))
+        order = np.argsort(-s, kind="stable")
+        s, wrong = s[order], np.cumsum(e[order])
+        last = np.flatnonzero(np.append(s[1:] != s[:-1], True)) if len(s) else np.zeros(0, np.int64)
+        return cls(s[last], last + 1, wrong[last].astype(np.int64), len(s))
+
+
+def sgr(
+    score: ArrayLike,
+    error: ArrayLike,
+    risk: float = 0.05,
+    delta: float = 0.05,
+    method: Literal["fixed_sequence", "binary"] = "fixed_sequence",
+) -> SelectiveRisk:
+    """The lowest score at which the selective risk is ≤ `risk` with probability ≥ 1 − `delta`.
+
+    score: (N,), higher = more confident. error: (N,) 0/1, 1 = wrong. Ties are kept whole.
+    A set of m rows with k errors passes at level δ′ when BetaInv(1 − δ′; k + 1, m − k) ≤ risk.
+    "fixed_sequence": ranks fixed in advance, from the smallest set that could pass without an error to all
+    rows, each tested at the full delta, until the first failure. "binary": ⌈log₂ N⌉ halvings at delta/⌈log₂
+    N⌉ each, as published. Only a set that passed is returned; N = 0 is infeasible.
+    Source: Geifman & El-Yaniv 2017; fixed-sequence testing: Angelopoulos et al. 2021.
+    """
+    risk = arrays.fraction(risk, "risk")
+    delta = arrays.fraction(delta, "delta")
+    sets = TiedSets.of(score, error)
+    if method == "fixed_sequence":
+        chosen, level = _fixed_sequence(sets, risk, delta), delta
+    elif method == "binary":
+        chosen, level = _binary(sets, risk, delta)
+    else:
+        raise InputError(f'method: expected "fixed_sequence" or "binary", got {method!r}.')
+    if chosen is None:
+        nan = float("nan")
+        return SelectiveRisk(float("inf"), 0.0, nan, nan, False, risk, delta, level, method)
+    m, k = int(sets.rows[chosen]), int(sets.errors[chosen])
+    bound = float(risk_bound(k, m, level))
+    return SelectiveRisk(
+        float(sets.thresholds[chosen]), m / sets.total, k / m, bound, True, risk, delta, level, method
+    )
+
+
+def rank_grid(total: int, smallest: int, steps: int = 100) -> Ints:
+    """Ranks to test, from `smallest` to `total`: about `steps`, spaced evenly. Depends on no score or
+    label."""
+    if smallest > total:
+        return np.zeros(0, np.int64)
+    return np.unique(np.linspace(smallest, total, min(steps, total - smallest + 1)).round().astype(np.int64))
+
+
+def _fixed_sequence(sets: TiedSets, risk: float, delta: float) -> int | None:
+    # m rows without an error pass when 1 − delta^(1/m) ≤ risk.
+    smallest = max(1, ceil(np.log(delta) / np.log1p(-risk) - 1e-12))
+    ranks = rank_grid(sets.total, smallest)
+    # The set of a rank is the smallest whole one that has it; several ranks may share it.
+    candidates = np.unique(np.searchsorted(sets.rows, ranks))
+    if not len(candidates):
+        return None
+    passed = risk_bound(sets.errors[candidates], sets.rows[candidates], delta) <= risk
+    failures = np.flatnonzero(~passed)
+    count = int(failures[0]) if len(failures) else len(candidates)
+    return int(candidates[count - 1]) if count else None
+
+
+def _binary(sets: TiedSets, risk: float, delta: float) -> tuple[int | None, float]:
+    if not sets.total:
+        return None, delta
+    steps = max(1, ceil(log2(sets.total)))
+    level = delta / steps
+    low, high = 0, sets.total - 1
+    best: int | None = None
+    for _ in range(steps):
+        middle = (low + high) // 2
+        candidate = int(np.searchsorted(sets.rows, middle + 1))
+        if float(risk_bound(sets.errors[candidate], sets.rows[candidate], level)) <= risk:
+            low = middle
+            best = candidate if best is None else max(best, candidate)
+        else:
+            high = middle
+    return best, level
