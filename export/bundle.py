@@ -1,0 +1,267 @@
+"""export_bundle: a trained multi-exit model in, a verified bundle out."""
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from offramp.export import graph as graphs
+from offramp.export.dims import Cost, Dim
+from offramp.export.emit import BlockWriter, block_interface, dimensions, numpy_name
+from offramp.export.flops import flops
+from offramp.export.outputs import Outputs
+from offramp.export.partition import Partition, Plan
+from offramp.export.probe import Probe, batch_axis, element_bytes, make_inputs, resize
+from offramp.export.verify import Verification, verify
+from offramp.export.weights import WEIGHTS, WeightFile
+from offramp.runtime.bundle import DTYPES, MANIFEST, SCHEMA, is_axis, read_bundle
+from offramp.runtime.errors import ExportError
+from offramp.runtime.files import new_folder, seal, sha256_of_file
+
+_MAX_CLASSES = 10_000_000
+Progress = Callable[[str], None]
+
+
+def export_bundle(
+    model: Any,
+    example_inputs: Any,
+    path: str | Path,
+    *,
+    dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
+    classes: Sequence[str] | None = None,
+    exits: Sequence[str] | None = None,
+    auxiliary: Mapping[str, Sequence[str]] | None = None,
+    name: str | None = None,
+    version: str = "1",
+    preprocess: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Write a multi-exit model as a bundle: one ONNX graph per block, verified against the model itself.
+
+    model: an nn.Module that returns its exits' logits, each (batch, classes), as a sequence, a
+        MultiExitOutput or a mapping with its keys; or the path of an ONNX file with one output an exit.
+    example_inputs: tensors or arrays by input name (or in forward's order); any batch size. None for an
+        ONNX file makes inputs up.
+    dynamic_axes: names of the symbolic axes, {"input_ids": {0: "batch", 1: "seq"}}; each input has one "batch".
+        Default: axis 0 is the batch, nothing else varies (torch); what the file declares (ONNX).
+    classes: a name for each logit, "0", "1", … by default.
+    exits: for an ONNX file, the outputs that are exits' logits, shallow to deep (default: every output);
+        for a torch model, names for its exits.
+    auxiliary: for an ONNX file, its other outputs by kind, {"routing": ["h_0", …]}.
+    preprocess: JSON-able metadata on how raw input becomes the model's, kept in the manifest.
+    overwrite: replace an existing bundle at `path`.
+
+    Returns the path. Raises ExportError (nothing is written then) if the model can't be cut, or if the
+    cascade of its blocks doesn't give what the model gives, at several sizes and after random compaction.
+    """
+    say = progress or (lambda _: None)
+    folder = Path(path)
+    reference: Callable[[dict[str, np.ndarray[Any, Any]]], dict[str, list[np.ndarray[Any, Any]]]] | None
+    if isinstance(model, str | Path):
+        source = Path(model)
+        onnx_model = graphs.read_onnx(source)
+        outputs = _onnx_outputs(onnx_model.graph, exits, auxiliary)
+        graph = graphs.prepare(onnx_model, outputs, _clean_axes(dynamic_axes) if dynamic_axes else None)
+        example = _onnx_example(graph, example_inputs)
+        reference, names, title = None, list(exits or outputs.logits), source.stem
+    else:
+        from offramp.export import trace
+
+        tensors = trace.name_inputs(model, example_inputs)
+        axes = trace.check_axes(tensors, dynamic_axes)
+        example = {k: np.ascontiguousarray(v.detach().cpu().numpy()) for k, v in tensors.items()}
+        distinct = _distinct_sizes(example, axes)
+        shapes = {k: [axes[k].get(i, int(d)) for i, d in enumerate(v.shape)] for k, v in example.items()}
+        say("tracing the model")
+        import torch
+
+        onnx_model, outputs = trace.trace(
+            model, {k: torch.from_numpy(v) for k, v in resize(example, shapes, distinct).items()}, axes
+        )
+        graph = graphs.prepare(onnx_model, outputs, axes)
+        reference = lambda inputs: trace.run_torch(model, inputs)  # noqa: E731
+        names = list(exits) if exits else [f"exit_{j}" for j in range(len(outputs.logits))]
+        title = type(model).__name__
+    _check_names(graph, names)
+    with new_folder(folder, replace=overwrite) as temporary:
+        store = WeightFile(temporary, graph.weights)
+        say("looking at shapes")
+        probe = Probe(graph, store, temporary, example)
+        count = _classes(graph, probe, classes)
+        labels = list(classes) if classes is not None else [str(k) for k in range(count)]
+        say("cutting it into blocks")
+        plan = Partition(graph, probe.shapes, probe.example_sizes).plan()
+        document = _write_blocks(graph, probe.shapes, plan, store, temporary, count)
+        document = {
+            "schema": SCHEMA,
+            "name": name or title,
+            "version": version,
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "producer": f"offramp {metadata.version('offramp')}",
+            "classes": labels,
+            **document,
+            "preprocess": dict(preprocess) if preprocess else None,
+        }
+        for exit_, exit_name in zip(document["exits"], names, strict=True):
+            exit_["name"] = exit_name
+        document["files"] = {
+            file.name: {"sha256": sha256_of_file(file), "bytes": file.stat().st_size}
+            for file in sorted(temporary.iterdir())
+        }
+        (temporary / MANIFEST).write_bytes(seal(document))
+        say("verifying the cascade against the model")
+        result = verify(temporary, probe, reference)
+        _record(document, result)
+        (temporary / MANIFEST).write_bytes(seal(document))
+        read_bundle(temporary)
+    return folder
+
+
+def _clean_axes(axes: Mapping[str, Mapping[int, str]]) -> dict[str, dict[int, str]]:
+    return {name: {int(k): str(v) for k, v in named.items()} for name, named in axes.items()}
+
+
+def _onnx_outputs(graph: Any, exits: Sequence[str] | None, auxiliary: Mapping[str, Sequence[str]] | None) -> Outputs:
+    there = [v.name for v in graph.outputs]
+    extra = {kind: list(names) for kind, names in (auxiliary or {}).items()}
+    taken = {n for names in extra.values() for n in names}
+    chosen = list(exits) if exits else [n for n in there if n not in taken]
+    for output in [*chosen, *sorted(taken)]:
+        if output not in there:
+            raise ExportError(f"the ONNX model has no output {output!r}; it has {there}.")
+    try:
+        return Outputs(logits=chosen, **extra)
+    except TypeError as error:
+        raise ExportError(f"auxiliary has the kinds {list(extra)}: expected features, routing, external, reservation.") from error
+
+
+def _onnx_example(graph: graphs.ModelGraph, given: Any) -> dict[str, np.ndarray[Any, Any]]:
+    if given is None:
+        return make_inputs(graph, {axis: 4 if axis == "batch" else 16 for axis in graph.axes})
+    if not isinstance(given, Mapping):
+        given = dict(zip(graph.inputs, given if isinstance(given, Sequence) else [given], strict=False))
+    example = {k: np.ascontiguousarray(v) for k, v in given.items()}
+    if set(example) != set(graph.inputs):
+        raise ExportError(f"example_inputs has {list(example)}, the model's inputs are {list(graph.inputs)}.")
+    for k, array in example.items():
+        if array.ndim != len(graph.inputs[k][1]):
+            raise ExportError(f"example_inputs[{k!r}] has {array.ndim} axes, the model's has {len(graph.inputs[k][1])}.")
+    return example
+
+
+def _distinct_sizes(example: Mapping[str, Any], axes: Mapping[str, Mapping[int, str]]) -> dict[str, int]:
+    """Sizes to trace at: a batch of two or more (one would be taken for a constant) that equals no other size."""
+    sizes = {name: example[k].shape[i] for k, named in axes.items() for i, name in named.items()}
+    others = {d for array in example.values() for d in array.shape}
+    batch = next(n for n in (3, 5, 7, 11, 13, 17) if n not in others)
+    return {a: batch if a == "batch" else max(2, n) for a, n in sizes.items()}
+
+
+def _check_names(graph: graphs.ModelGraph, names: list[str]) -> None:
+    if len(names) != len(graph.outputs.logits) or len(set(names)) != len(names):
+        raise ExportError(f"exits has {len(names)} names for {len(graph.outputs.logits)} exits: expected one each, all different.")
+    for axis in graph.axes:
+        if not is_axis(axis):
+            raise ExportError(f"the axis name {axis!r} is not a plain identifier: give dynamic_axes with other names.")
+    for name, (dtype, _) in graph.inputs.items():
+        if numpy_name(dtype) not in DTYPES:
+            raise ExportError(f"input {name!r} has the type {dtype}: expected one of {sorted(DTYPES)}.")
+
+
+def _classes(graph: graphs.ModelGraph, probe: Probe, classes: Sequence[str] | None) -> int:
+    counts = []
+    for output in graph.outputs.logits:
+        dims = probe.shapes.get(output)
+        if dims is None or len(dims) != 2 or dims[0].plain != "batch" or not dims[1].constant:
+            raise ExportError(f"exit {output!r} has the shape {dimensions(dims)}: expected [batch, classes].")
+        if not graph.dtypes[output].is_floating_point():
+            raise ExportError(f"exit {output!r} has the type {graph.dtypes[output]}: expected floating-point logits.")
+        counts.append(dims[1].constant)
+    if len(set(counts)) != 1:
+        raise ExportError(f"the exits have {counts} classes: expected the same number at each.")
+    if classes is not None and len(classes) != counts[0]:
+        raise ExportError(f"classes has {len(classes)} names, the logits have {counts[0]} columns.")
+    for output in graph.outputs.names:
+        dims = probe.shapes.get(output)
+        if output not in graph.outputs.logits and (batch_axis(dims) != 0):
+            raise ExportError(f"output {output!r} has the shape {dimensions(dims)}: expected [batch, …].")
+    return int(counts[0])
+
+
+def _write_blocks(
+    graph: graphs.ModelGraph,
+    shapes: dict[str, list[Dim] | None],
+    plan: Plan,
+    store: WeightFile,
+    folder: Path,
+    classes: int,
+) -> dict[str, Any]:
+    writer = BlockWriter(graph, shapes, store)
+    blocks, exits, tensors = [], [], {}
+    for j, (block, logits) in enumerate(zip(plan.blocks, graph.outputs.logits, strict=True)):
+        label, score = f"offramp.label_{j}", f"offramp.score_{j}"
+        outputs = block_interface(block, logits)
+        file = f"block_{j}.onnx"
+        proto = writer.proto(block.ops, block.inputs, outputs, (logits, label, score, classes))
+        onnx.save(proto, folder / file)
+        carried = Cost()
+        for name in block.carried:
+            dims, dtype = shapes[name] or [], graph.dtypes[name]
+            carried.add(element_bytes(dtype), *dims)
+            tensors[name] = {
+                "dtype": numpy_name(dtype),
+                "shape": dimensions(dims),
+                "batch_axis": batch_axis(dims),
+                "pad": None,
+            }
+        blocks.append(
+            {
+                "file": file,
+                "inputs": block.inputs,
+                "outputs": [*outputs, label, score],
+                "exit": j,
+                "flops": str(flops(block.ops, shapes)),
+                "bytes": str(carried),
+                "params": writer.params(block.ops),
+            }
+        )
+
+        def of(kind: str, j: int = j) -> str | None:
+            names = getattr(graph.outputs, kind)
+            return names[j] if names else None
+
+        exits.append(
+            {
+                "name": "",
+                "block": j,
+                "logits": logits,
+                "label": label,
+                "score": score,
+                "features": of("features"),
+                "routing": [n for n in graph.outputs.routing if plan.made_in[n] <= j],
+                "external": of("external"),
+                "reservation": of("reservation"),
+            }
+        )
+    inputs = [
+        {"name": n, "dtype": numpy_name(dtype), "shape": shape, "pad": None} for n, (dtype, shape) in graph.inputs.items()
+    ]
+    return {"inputs": inputs, "tensors": tensors, "blocks": blocks, "segments": [], "exits": exits}
+
+
+def _record(document: dict[str, Any], result: Verification) -> None:
+    """Put what verification found into the manifest: pad values, independence of rows, the differences seen."""
+    document["rows_independent"] = result.rows_independent
+    document["verified"] = result.summary
+    for given in document["inputs"]:
+        given["pad"] = result.pads.get(given["name"])
+    for name, tensor in document["tensors"].items():
+        tensor["pad"] = result.pads.get(name)
+
+
+__all__ = ["WEIGHTS", "export_bundle"]

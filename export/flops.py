@@ -1,0 +1,112 @@
+"""What operations cost, as formulas: FLOPs as torch's FlopCounterMode counts them (matmul, conv, attention)."""
+
+from collections.abc import Iterable, Mapping
+from math import prod
+
+import onnx
+
+from offramp.export.dims import Cost, Dim
+from offramp.export.graph import Op
+
+Shapes = Mapping[str, list[Dim] | None]
+
+
+def flops(ops: Iterable[Op], shapes: Shapes) -> Cost:
+    """FLOPs of the operations: two for each multiply-add of a contraction, none for the rest."""
+    total = Cost()
+    for op in ops:
+        count = _COUNTERS.get(op.proto.op_type)
+        if count is not None:
+            count(op.proto, shapes, total)
+    return total
+
+
+def is_contraction(op: Op) -> bool:
+    return op.proto.op_type in _COUNTERS
+
+
+def attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    for a in node.attribute:
+        if a.name == name:
+            return int(a.i)
+    return default
+
+
+def _matmul(node: onnx.NodeProto, shapes: Shapes, total: Cost) -> None:
+    left, out = shapes.get(node.input[0]), shapes.get(node.output[0])
+    if left and out is not None:
+        total.add(2, *out, left[-1])
+
+
+def _gemm(node: onnx.NodeProto, shapes: Shapes, total: Cost) -> None:
+    left, out = shapes.get(node.input[0]), shapes.get(node.output[0])
+    if left and out is not None:
+        total.add(2, *out, left[0] if attribute(node, "transA", 0) else left[1])
+
+
+def _conv(node: onnx.NodeProto, shapes: Shapes, total: Cost) -> None:
+    weight = shapes.get(node.input[3] if node.op_type == "QLinearConv" else node.input[1])
+    out = shapes.get(node.output[0])
+    if weight and out is not None:
+        total.add(2, *out, *weight[1:])  # a weight is (out, in / group, *kernel)
+
+
+def _conv_transpose(node: onnx.NodeProto, shapes: Shapes, total: Cost) -> None:
+    data, weight = shapes.get(node.input[0]), shapes.get(node.input[1])
+    if data and weight:
+        total.add(2, *data, *weight[1:])  # a weight is (in, out / group, *kernel)
+
+
+def _einsum(node: onnx.NodeProto, shapes: Shapes, total: Cost) -> None:
+    equation = next(a.s.decode() for a in node.attribute if a.name == "equation").replace(" ", "")
+    sizes: dict[str, Dim] = {}
+    for letters, name in zip(equation.partition("->")[0].split(","), node.input, strict=False):
+        dims = shapes.get(name)
+        if dims is None or "." in letters:
+            return
+        sizes.update(zip(letters, dims, strict=False))
+    total.add(2, *sizes.values())
+
+
+def _attention(node: onnx.NodeProto, shapes: Shapes, total: Cost) -> None:
+    query, key = shapes.get(node.input[0]), shapes.get(node.input[1])
+    if not query or not key or len(query) not in (3, 4):
+        return
+    # Q K' and A V: 2 * batch * heads * length * keys * head size, twice; heads * head size = width.
+    if len(query) == 4:
+        total.add(4, *query, key[2])
+    else:
+        total.add(4, *query, key[1])
+
+
+def _recurrent(node: onnx.NodeProto, shapes: Shapes, total: Cost) -> None:
+    data, weight, recurrence = (shapes.get(name) for name in node.input[:3])
+    if data and weight and recurrence:
+        for matrix in (weight, recurrence):  # (directions, gates * hidden, in) at each of length * batch steps
+            total.add(2, data[0], data[1], *matrix)
+
+
+_COUNTERS = {
+    "MatMul": _matmul,
+    "MatMulInteger": _matmul,
+    "QLinearMatMul": _matmul,
+    "FusedMatMul": _matmul,
+    "Gemm": _gemm,
+    "FusedGemm": _gemm,
+    "Conv": _conv,
+    "FusedConv": _conv,
+    "ConvInteger": _conv,
+    "QLinearConv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "Einsum": _einsum,
+    "Attention": _attention,
+    "MultiHeadAttention": _attention,
+    "LSTM": _recurrent,
+    "GRU": _recurrent,
+    "RNN": _recurrent,
+}
+
+
+def at(dims: Iterable[Dim], sizes: Mapping[str, int]) -> int:
+    """Elements of a tensor of these dims at the given axis sizes."""
+    return prod(d.at(sizes) for d in dims)

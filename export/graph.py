@@ -1,0 +1,194 @@
+"""A model as the partitioner sees it: named operations in order, weights apart, subgraph captures explicit."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+
+from offramp.export.outputs import Outputs
+from offramp.runtime.errors import ExportError
+
+# The gate's reductions take their axes as inputs from here on; older models are converted up.
+OLDEST_OPSET = 18
+
+
+@dataclass(frozen=True)
+class Op:
+    """One node of the main graph. `inputs` includes what its subgraphs capture."""
+
+    index: int
+    proto: onnx.NodeProto
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass
+class ModelGraph:
+    """A whole multi-exit model. `axes[input][k]` names the symbolic axes; every one includes "batch"."""
+
+    ops: list[Op]
+    inputs: dict[str, tuple[ir.DataType, list[int | str]]]
+    weights: dict[str, ir.TensorProtocol]
+    outputs: Outputs
+    opsets: dict[str, int]
+    ir_version: int
+    dtypes: dict[str, ir.DataType]
+
+    @cached_property
+    def producer(self) -> dict[str, Op]:
+        return {name: op for op in self.ops for name in op.outputs}
+
+    @cached_property
+    def axes(self) -> list[str]:
+        """Symbolic axes, "batch" first."""
+        named = (a for _, shape in self.inputs.values() for a in shape if isinstance(a, str))
+        return list(dict.fromkeys(["batch", *named]))
+
+    def ancestors(self, names: Iterable[str], stop: frozenset[int] | set[int] = frozenset()) -> set[int]:
+        """Indices of the ops that the named values need, not looking behind those in `stop`."""
+        found: set[int] = set()
+        waiting = list(names)
+        while waiting:
+            op = self.producer.get(waiting.pop())
+            if op is None or op.index in found or op.index in stop:
+                continue
+            found.add(op.index)
+            waiting.extend(op.inputs)
+        return found
+
+
+def captured(graph: onnx.GraphProto) -> set[str]:
+    """Names that a subgraph uses but doesn't define."""
+    known = {i.name for i in graph.input} | {i.name for i in graph.initializer}
+    free: set[str] = set()
+    for node in graph.node:
+        free |= {name for name in _uses(node) if name not in known}
+        known |= set(node.output)
+    return free | {o.name for o in graph.output if o.name not in known}
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def _uses(node: onnx.NodeProto) -> list[str]:
+    names = [name for name in node.input if name]
+    for graph in subgraphs(node):
+        names.extend(sorted(captured(graph)))
+    return list(dict.fromkeys(names))
+
+
+def read_onnx(path: Path) -> ir.Model:
+    """An ONNX file as an IR model, converted to an opset the gate's nodes exist in."""
+    try:
+        version = max(
+            (o.version for o in onnx.load(path, load_external_data=False).opset_import if o.domain in ("", "ai.onnx")),
+            default=OLDEST_OPSET,
+        )
+        if version >= OLDEST_OPSET:
+            return ir.load(path)
+        return ir.from_proto(onnx.version_converter.convert_version(onnx.load(path), OLDEST_OPSET))
+    except Exception as error:  # protobuf, onnx and its C++ checker each raise their own kinds
+        raise ExportError(f"{path}: not an ONNX model that can be read ({error}).") from error
+
+
+def prepare(
+    model: ir.Model, outputs: Outputs, dynamic_axes: Mapping[str, Mapping[int, str]] | None = None
+) -> ModelGraph:
+    """Inline functions, lift constants, name every value, and take the model apart into named operations.
+
+    dynamic_axes: names for the inputs' symbolic axes; without it, those the model itself declares, its
+    first input's axis 0 being the batch.
+    """
+    for step in (
+        passes.InlinePass(),
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        passes.LiftSubgraphInitializersToMainGraphPass(),
+        passes.RemoveInitializersFromInputsPass(),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.RemoveUnusedNodesPass(),
+        passes.NameFixPass(),
+        passes.TopologicalSortPass(),
+    ):
+        result = step(model)
+        model = result.model if hasattr(result, "model") else model
+    try:
+        model = passes.ShapeInferencePass(check_type=False, strict_mode=False)(model).model
+    except Exception as error:
+        raise ExportError(f"ONNX shape inference fails on the model: {error}") from error
+    graph = model.graph
+    missing = [name for name in outputs.names if name not in {v.name for v in graph.outputs}]
+    if missing:
+        raise ExportError(f"the model has no output {missing[0]!r}; it has {[v.name for v in graph.outputs]}.")
+    ops = []
+    for index, node in enumerate(graph):
+        proto = ir.serde.serialize_node(node)
+        del proto.metadata_props[:]
+        proto.doc_string = ""
+        ops.append(Op(index, proto, tuple(_uses(proto)), tuple(name for name in proto.output if name)))
+    dtypes = {
+        v.name: v.dtype
+        for node in graph
+        for v in node.outputs
+        if v.name and v.dtype is not None and isinstance(v.type, ir.TensorType)
+    }
+    weights: dict[str, ir.TensorProtocol] = {}
+    for name, value in graph.initializers.items():
+        if value.const_value is None:
+            raise ExportError(f"the initialiser {name!r} has no value.")
+        weights[name] = value.const_value
+    return ModelGraph(
+        ops=ops,
+        inputs=_inputs(graph, dynamic_axes),
+        weights=weights,
+        outputs=outputs,
+        opsets={domain: version for domain, version in model.opset_imports.items()},
+        ir_version=model.ir_version,
+        dtypes=dtypes,
+    )
+
+
+def _inputs(
+    graph: ir.Graph, dynamic_axes: Mapping[str, Mapping[int, str]] | None
+) -> dict[str, tuple[ir.DataType, list[int | str]]]:
+    found: dict[str, tuple[ir.DataType, list[int | str]]] = {}
+    batch: str | None = None
+    for value in graph.inputs:
+        if value.shape is None or value.dtype is None or not value.name:
+            raise ExportError(f"input {value.name!r} has no shape or type: expected a tensor of known rank.")
+        shape: list[int | str] = []
+        for k, size in enumerate(value.shape):
+            if dynamic_axes is not None:
+                named: int | str | None = dynamic_axes.get(value.name, {}).get(k)
+                if named is None:
+                    if not isinstance(size, int):
+                        raise ExportError(f"input {value.name!r}: axis {k} is symbolic but dynamic_axes has no name for it.")
+                    named = size
+            elif isinstance(size, int):
+                named = size
+            else:
+                named = size.value or f"{value.name}_axis_{k}"
+                batch = batch or (named if k == 0 else None)
+                named = "batch" if named == batch else named
+            shape.append(named)
+        if shape.count("batch") != 1:
+            raise ExportError(
+                f"input {value.name!r} has the shape {shape}: expected one axis named \"batch\". "
+                "Give dynamic_axes, or export the model with a dynamic batch."
+            )
+        found[value.name] = (value.dtype, shape)
+    return found
+
+
+def tensor_size(weights: Mapping[str, Any], names: Iterable[str]) -> int:
+    """Elements of the floating-point weights among `names`: what people call parameters."""
+    return sum(weights[n].size for n in names if n in weights and weights[n].dtype.is_floating_point())

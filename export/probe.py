@@ -1,0 +1,161 @@
+"""What shapes the model's values really have: it is run at several sizes, and every shape is noted."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from offramp.export.dims import Dim, fit
+from offramp.export.graph import ModelGraph
+from offramp.export.weights import WeightFile
+from offramp.runtime.errors import ExportError
+from offramp.runtime.session import onnxruntime
+
+Inputs = dict[str, np.ndarray[Any, Any]]
+_PREFIX = "offramp.shape."
+
+
+def resize(inputs: Mapping[str, Any], shapes: Mapping[str, list[int | str]], sizes: Mapping[str, int]) -> Inputs:
+    """Example inputs at other sizes: rows and positions are repeated from the start, so values stay plausible."""
+    out = {}
+    for name, array in inputs.items():
+        for axis, size in enumerate(shapes[name]):
+            if isinstance(size, str) and size in sizes and array.shape[axis] != sizes[size]:
+                array = np.take(array, np.arange(sizes[size]) % max(1, array.shape[axis]), axis=axis)
+        out[name] = np.ascontiguousarray(array)
+    return out
+
+
+def make_inputs(graph: ModelGraph, sizes: Mapping[str, int], seed: int = 0) -> Inputs:
+    """Made-up inputs for a model that came without an example: normal floats, ones for integers."""
+    rng = np.random.default_rng(seed)
+    out = {}
+    for name, (dtype, shape) in graph.inputs.items():
+        dims = [sizes[d] if isinstance(d, str) else d for d in shape]
+        kind = dtype.numpy()
+        out[name] = (rng.standard_normal(dims) if dtype.is_floating_point() else np.ones(dims)).astype(kind)
+    return out
+
+
+def model_proto(graph: ModelGraph, store: WeightFile, outputs: list[onnx.ValueInfoProto], extra: list[onnx.NodeProto]) -> onnx.ModelProto:
+    """The whole model as ONNX, over the bundle's weight file."""
+    inputs = [
+        onnx.helper.make_tensor_value_info(name, dtype.value, shape) for name, (dtype, shape) in graph.inputs.items()
+    ]
+    used = {name for op in graph.ops for name in op.inputs} | set(graph.outputs.names)
+    proto = onnx.helper.make_graph(
+        [op.proto for op in graph.ops] + extra,
+        "model",
+        inputs,
+        outputs,
+        [store.initializer(name) for name in graph.weights if name in used],
+    )
+    return onnx.helper.make_model(
+        proto,
+        ir_version=graph.ir_version,
+        opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in graph.opsets.items()],
+    )
+
+
+class Probe:
+    """Runs the whole model at chosen axis sizes. `shapes` are formulas for every value that follows one."""
+
+    def __init__(self, graph: ModelGraph, store: WeightFile, folder: Path, example: Inputs) -> None:
+        self.graph = graph
+        self._example = example
+        self._given = {name: shape for name, (_, shape) in graph.inputs.items()}
+        self._path = folder / ".probe.onnx"
+        watched = [name for op in graph.ops for name in op.outputs if name in graph.dtypes]
+        extra = [onnx.helper.make_node("Shape", [name], [_PREFIX + name]) for name in watched]
+        outputs = [
+            onnx.helper.make_tensor_value_info(_PREFIX + n, onnx.TensorProto.INT64, None) for n in watched
+        ] + [onnx.helper.make_empty_tensor_value_info(n) for n in graph.outputs.names]
+        onnx.save(model_proto(graph, store, outputs, extra), self._path)
+        ort = onnxruntime()
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 4
+        try:
+            self._session = ort.InferenceSession(str(self._path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise ExportError(f"ONNX Runtime can't load the exported model: {error}") from error
+        finally:
+            self._path.unlink(missing_ok=True)
+        self._watched = watched
+        self.example_sizes = {
+            axis: example[name].shape[k]
+            for name, shape in self._given.items()
+            for k, axis in enumerate(shape)
+            if isinstance(axis, str)
+        }
+        self.runs = self._runs()
+        self.shapes = self._fit()
+
+    def inputs(self, sizes: Mapping[str, int]) -> Inputs:
+        return resize(self._example, self._given, sizes)
+
+    def outputs(self, inputs: Inputs) -> dict[str, np.ndarray[Any, Any]]:
+        """The model's outputs, by ONNX Runtime with its optimisations off."""
+        names = self.graph.outputs.names
+        return dict(zip(names, self._session.run(names, inputs), strict=True))
+
+    def _shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        inputs = self.inputs(sizes)
+        values = self._session.run([_PREFIX + n for n in self._watched], inputs)
+        shapes = {n: tuple(int(d) for d in v) for n, v in zip(self._watched, values, strict=True)}
+        return shapes | {n: a.shape for n, a in inputs.items()}
+
+    def _runs(self) -> list[tuple[dict[str, int], dict[str, tuple[int, ...]]]]:
+        """Shapes at the example's sizes and at others: each axis at two more sizes at least, where it can be."""
+        base = {**self.example_sizes, "batch": 3}
+        runs = []
+        try:
+            runs.append((base, self._shapes(base)))
+        except Exception as error:
+            raise ExportError(f"the exported model doesn't run on the example inputs: {error}") from error
+        for axis in self.graph.axes:
+            n = base[axis]
+            worked = 0
+            # Other multiples and neighbours: a model may need 32 | height, or no more than 512 positions.
+            for size in (5, 7, 11) if axis == "batch" else (n + 3, n + 1, 2 * n, n - 1, n + 2, n - 2, n // 2, n + 32, 4 * n):
+                if size < 1 or size == n or worked == 2:
+                    continue
+                sizes = {**base, axis: size, **({} if axis == "batch" else {"batch": 2})}
+                try:
+                    runs.append((sizes, self._shapes(sizes)))
+                    worked += 1
+                except Exception as error:
+                    failure = error
+            if not worked:
+                raise ExportError(
+                    f"the axis {axis!r} is declared dynamic, but the exported model only runs at {n}: {failure}"
+                )
+        return runs
+
+    def _fit(self) -> dict[str, list[Dim] | None]:
+        found: dict[str, list[Dim] | None] = {}
+        for name in runs[0][1] if (runs := self.runs) else []:
+            ranks = {len(shapes[name]) for _, shapes in runs}
+            if len(ranks) != 1:
+                found[name] = None
+                continue
+            dims = [fit([(sizes, shapes[name][k]) for sizes, shapes in runs]) for k in range(ranks.pop())]
+            found[name] = None if any(d is None for d in dims) else [d for d in dims if d is not None]
+        for name, tensor in self.graph.weights.items():
+            found[name] = [Dim(offset=int(d)) for d in tensor.shape]
+        return found
+
+
+def batch_axis(dims: list[Dim] | None) -> int | None:
+    """The one axis that is plainly the batch; None if there is none, or another size involves the batch too."""
+    if dims is None:
+        return None
+    touched = [k for k, dim in enumerate(dims) if "batch" in dim.axes]
+    return touched[0] if len(touched) == 1 and dims[touched[0]].plain == "batch" else None
+
+
+def element_bytes(dtype: ir.DataType) -> int:
+    return max(1, dtype.bitwidth // 8) if dtype != ir.DataType.STRING else 16

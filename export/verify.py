@@ -1,0 +1,188 @@
+"""A bundle proves itself before it's kept: the cascade against the model, compaction, padding, batch mixing."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offramp.export.outputs import KINDS
+from offramp.export.probe import Inputs, Probe
+from offramp.runtime.cascade import Cascade
+from offramp.runtime.errors import ExportError
+from offramp.runtime.points import OperatingPoint
+
+Reference = Callable[[Inputs], dict[str, list[np.ndarray[Any, Any]]]]
+
+# Differences are judged against the spread of the reference's values: float32 through deep networks, in
+# another order of summation, stays far below this; a wrong row, mask or weight is far above.
+_TOLERANCE = 1e-3
+# Rows change more than that when an activation is quantised over the batch, or normalised over it.
+_MIXING_TOLERANCE = 1e-4
+_SEED = 20260727
+
+
+@dataclass
+class Verification:
+    rows_independent: bool
+    pads: dict[str, float] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+
+
+def verify(folder: Path, probe: Probe, reference: Reference | None) -> Verification:
+    """Check the bundle in `folder` against the model. Raises ExportError naming what differs, and by how much.
+
+    reference: the original model's outputs by kind; None compares with the whole ONNX graph.
+    """
+    whole = reference or _whole_graph(probe)
+    rng = np.random.default_rng(_SEED)
+    with Cascade.load(folder, threads=1) as cascade:
+        check = _Checks(cascade, probe, whole, rng)
+        independent, mixed = check.rows_are_independent()
+        if not independent:
+            # Rows are then run one by one, and that is what's compared.
+            object.__setattr__(cascade.manifest, "rows_independent", False)
+        sizes = [sizes for sizes, _ in probe.runs]
+        worst = max(check.every_exit(s) for s in sizes)
+        for s in sizes:
+            check.compaction(s)
+        pads = check.padding() if independent else {}
+    return Verification(
+        independent,
+        pads,
+        {
+            "against": "torch" if reference else "onnx",
+            "sizes": sizes,
+            "max_difference": worst,
+            "batch_difference": mixed,
+            "padding": sorted(pads),
+        },
+    )
+
+
+def _whole_graph(probe: Probe) -> Reference:
+    outputs = probe.graph.outputs
+
+    def run(inputs: Inputs) -> dict[str, list[np.ndarray[Any, Any]]]:
+        values = probe.outputs(inputs)
+        return {kind: [values[n] for n in getattr(outputs, kind)] for kind in KINDS if getattr(outputs, kind)}
+
+    return run
+
+
+class _Checks:
+    def __init__(self, cascade: Cascade, probe: Probe, whole: Reference, rng: np.random.Generator) -> None:
+        self._cascade = cascade
+        self._probe = probe
+        self._whole = whole
+        self._rng = rng
+        self._axes = {i.name: i.batch_axis for i in cascade.manifest.inputs}
+
+    def _rows(self, inputs: Inputs, rows: Any) -> Inputs:
+        return {n: np.ascontiguousarray(np.take(a, rows, axis=self._axes[n])) for n, a in inputs.items()}
+
+    def _reference(self, inputs: Inputs) -> dict[str, list[np.ndarray[Any, Any]]]:
+        """The model's outputs; row by row where rows depend on their batch."""
+        if self._cascade.manifest.rows_independent:
+            return self._whole(inputs)
+        count = next(a.shape[self._axes[n]] for n, a in inputs.items())
+        single = [self._whole(self._rows(inputs, [i])) for i in range(count)]
+        return {kind: [np.concatenate([s[kind][k] for s in single]) for k in range(len(single[0][kind]))] for kind in single[0]}
+
+    def rows_are_independent(self) -> tuple[bool, float]:
+        """Does a row's answer stay the same when its batch is permuted and thinned?"""
+        base = {**self._probe.example_sizes, "batch": 6}
+        inputs = self._varied(self._probe.inputs(base))
+        together = self._whole(inputs)["logits"]
+        again = self._whole(inputs)["logits"]
+        for j, (a, b) in enumerate(zip(together, again, strict=True)):
+            if not np.array_equal(a, b, equal_nan=True):
+                raise ExportError(
+                    f"exit {j} gives other logits for the same input: the model is random. "
+                    "Call model.eval() before exporting it."
+                )
+        worst = 0.0
+        for rows in ([3, 1, 5, 0], [2], [5, 4, 3, 2, 1, 0]):
+            alone = self._whole(self._rows(inputs, rows))["logits"]
+            worst = max([worst, *(_difference(a, t[rows]) for a, t in zip(alone, together, strict=True))])
+        return worst <= _MIXING_TOLERANCE, worst
+
+    def _varied(self, inputs: Inputs) -> Inputs:
+        """Rows that differ in scale, so that statistics taken over a batch show."""
+        out = {}
+        for name, array in inputs.items():
+            if array.dtype.kind == "f":
+                shape = [1] * array.ndim
+                shape[self._axes[name]] = array.shape[self._axes[name]]
+                scale = self._rng.uniform(0.25, 2.0, shape).astype(array.dtype)
+                array = array * scale
+            out[name] = array
+        return out
+
+    def every_exit(self, sizes: Mapping[str, int]) -> float:
+        """Every exit and auxiliary output equals the model's; returns the largest difference of logits seen."""
+        inputs = self._probe.inputs(sizes)
+        records, expected = self._cascade.record(inputs), self._reference(inputs)
+        got: dict[str, Any] = {
+            "logits": records.logits,
+            "features": records.features,
+            "routing": records.routing,
+            "external": records.external,
+            "reservation": records.reservation,
+        }
+        for kind, tensors in expected.items():
+            for k, tensor in enumerate(tensors):
+                difference = _difference(np.asarray(got[kind][k]), tensor)
+                if not difference <= _TOLERANCE:
+                    raise ExportError(
+                        f"{kind}[{k}] of the cascade differs from the model's by {difference:.2g} of its spread at "
+                        f"{dict(sizes)}: the bundle wasn't written."
+                    )
+        return max(
+            float(np.abs(a - b).max(initial=0.0)) for a, b in zip(records.logits, expected["logits"], strict=True)
+        )
+
+    def compaction(self, sizes: Mapping[str, int]) -> None:
+        """Rows that leave at random exits, beside others that stay, get the model's logits at their exit."""
+        sizes = {**sizes, "batch": 9}
+        inputs = self._probe.inputs(sizes)
+        records = self._cascade.record(inputs)
+        exits = len(records.logits)
+        for _ in range(3):
+            thresholds = [float(self._rng.choice(records.score[j])) for j in range(exits - 1)]
+            point = OperatingPoint((*thresholds, float("-inf")))
+            answer = self._cascade.at(point).predict(inputs, fetch=("probabilities",))
+            expected = _softmax(records.logits[answer.exit, np.arange(len(answer))])
+            wrong = np.abs(answer.probabilities - expected).max(axis=1)
+            if not wrong.max() <= _TOLERANCE:
+                row = int(wrong.argmax())
+                raise ExportError(
+                    f"after compaction a row that leaves at exit {answer.exit[row]} has probabilities off by "
+                    f"{wrong[row]:.2g} at {sizes}: the bundle wasn't written."
+                )
+
+    def padding(self) -> dict[str, float]:
+        """Values that may fill rows up along each sequence axis, for inputs and carried tensors, or none."""
+        from offramp.export.padding import pad_values
+
+        return pad_values(self._cascade, self._probe, self._rng)
+
+
+def _difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+    """The largest difference, in units of the values' spread; NaN must meet NaN."""
+    if a.shape != b.shape:
+        return float("inf")
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    if not np.array_equal(np.isnan(a), np.isnan(b)):
+        return float("inf")
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return float("inf")
+    spread = max(1.0, float(np.abs(b[finite]).max(initial=0.0)))
+    return float(np.abs(a[finite] - b[finite]).max(initial=0.0)) / spread
+
+
+def _softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    raised = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    return np.asarray(raised / raised.sum(axis=1, keepdims=True))

@@ -1,0 +1,1 @@
+"""Kernels for GPUs, with their numpy reference beside them."""

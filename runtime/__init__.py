@@ -1,0 +1,33 @@
+"""offramp.runtime: load a bundle, run its cascade, calibrate it, measure it."""
+
+from offramp.runtime import calibration, metrics, scores, thresholds
+from offramp.runtime.bundle import Manifest
+from offramp.runtime.cascade import Cascade
+from offramp.runtime.errors import (
+    BundleError,
+    CascadeClosed,
+    ExportError,
+    InputError,
+    OfframpError,
+    RuntimeUnavailable,
+)
+from offramp.runtime.points import OperatingPoint
+from offramp.runtime.predictions import Predictions, Records
+
+__all__ = [
+    "BundleError",
+    "Cascade",
+    "CascadeClosed",
+    "ExportError",
+    "InputError",
+    "Manifest",
+    "OfframpError",
+    "OperatingPoint",
+    "Predictions",
+    "Records",
+    "RuntimeUnavailable",
+    "calibration",
+    "metrics",
+    "scores",
+    "thresholds",
+]

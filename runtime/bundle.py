@@ -1,0 +1,281 @@
+"""A bundle on disk: one ONNX graph per block, a manifest that says how they fit, and a calibration.
+
+Everything that is read is checked: schema, digests, paths, names and shapes. Nothing is run before that.
+"""
+
+import keyword
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from offramp.runtime import cost
+from offramp.runtime.errors import BundleError
+from offramp.runtime.files import inside, sha256_of_file, unseal
+
+SCHEMA = "offramp/1"
+MANIFEST = "manifest.json"
+CALIBRATION = "calibration.json"
+
+# ONNX names of the three arrays every gated graph takes beside its tensors: z' = scale * z + bias.
+GATE_INPUTS = ("gate.scale", "gate.bias", "gate.inv_temperature")
+
+DTYPES = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+)
+Dimension = int | str
+
+
+class Input(msgspec.Struct, frozen=True, kw_only=True):
+    """One input of the model, as a request gives it."""
+
+    name: str
+    dtype: str
+    shape: list[Dimension]
+    pad: float | None = None  # the value that may fill a row up to a longer one; None: lengths can't be mixed
+
+    @property
+    def batch_axis(self) -> int:
+        return self.shape.index("batch")
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor of the carried state: what a block hands on to later ones."""
+
+    dtype: str
+    shape: list[Dimension]
+    batch_axis: int
+    pad: float | None = None
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the network between two exits."""
+
+    file: str
+    inputs: list[str]
+    outputs: list[str]
+    exit: int | None
+    flops: str
+    bytes: str
+    params: int
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of blocks merged into one graph, with only its last exit's head."""
+
+    file: str
+    inputs: list[str]
+    outputs: list[str]
+    exit: int | None
+    flops: str
+    bytes: str
+    params: int
+    first: int
+    last: int
+
+
+class Exit(msgspec.Struct, frozen=True, kw_only=True):
+    """A classifier after a block, with the names of the tensors it gives."""
+
+    name: str
+    block: int
+    logits: str
+    label: str
+    score: str
+    features: str | None = None
+    routing: list[str] = []
+    external: str | None = None
+    reservation: str | None = None
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    sha256: str
+    bytes: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """manifest.json, checked."""
+
+    schema: str
+    name: str
+    version: str
+    created: str
+    producer: str
+    classes: list[str]
+    inputs: list[Input]
+    tensors: dict[str, Tensor]
+    blocks: list[Block]
+    segments: list[Segment]
+    exits: list[Exit]
+    files: dict[str, File]
+    digest: str
+    preprocess: dict[str, Any] | None = None
+    rows_independent: bool = True  # False: a row's answer depends on its batch, so rows are run one by one
+    verified: dict[str, Any] = {}
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The symbolic axes of the inputs, "batch" first."""
+        named = [axis for given in self.inputs for axis in given.shape if isinstance(axis, str)]
+        return tuple(dict.fromkeys(["batch", *named]))
+
+    @property
+    def routing(self) -> list[str]:
+        """Names of the routing outputs, in layer order."""
+        return self.exits[-1].routing
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A folder whose manifest and files have been checked."""
+
+    path: Path
+    manifest: Manifest
+
+    def file(self, relative: str) -> Path:
+        return inside(self.path, relative, where=f"{self.path / MANIFEST}")
+
+
+def read_bundle(path: str | Path) -> Bundle:
+    """Read and verify a bundle: schema, digest, every file's size and SHA-256, names, axes and paths.
+
+    Raises BundleError with the file and the field; nothing of the bundle has been run by then.
+    """
+    root = Path(path)
+    where = root / MANIFEST
+    if not root.is_dir():
+        raise BundleError(f"{root}: no such folder. A bundle is a folder written by `offramp export`.")
+    data = read_bytes(where)
+    manifest = decode_document(data, Manifest, SCHEMA, where, again="Export the model again with this version of offramp.")
+    for name, entry in manifest.files.items():
+        inside(root, name, where=f"{where}: files")
+        if not re.fullmatch("[0-9a-f]{64}", entry.sha256):
+            raise BundleError(f"{where}: files[{name!r}].sha256 is not 64 hexadecimal digits.")
+    _check_structure(manifest, root, where)
+    unseal(data, manifest.digest, where=str(where))
+    for name, entry in manifest.files.items():
+        file = inside(root, name, where=f"{where}: files")
+        if not file.is_file():
+            raise BundleError(f"{file}: missing, though {MANIFEST} lists it. Restore it, or export again.")
+        size = file.stat().st_size
+        if size != entry.bytes:
+            raise BundleError(f"{file}: {size} bytes, {MANIFEST} says {entry.bytes}. Restore it, or export again.")
+        if sha256_of_file(file) != entry.sha256:
+            raise BundleError(f"{file}: its SHA-256 differs from {MANIFEST}. Restore it, or export again.")
+    return Bundle(root, manifest)
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BundleError(f"{path}: can't be read ({error.strerror}).") from error
+
+
+class _Header(msgspec.Struct):
+    schema: str
+
+
+def decode_document(data: bytes, kind: type[Any], schema: str, where: Path, *, again: str) -> Any:
+    """Decode a JSON document of ours; the schema is looked at first, so that it's what the error names."""
+    try:
+        header = msgspec.json.decode(data, type=_Header)
+        if header.schema != schema:
+            raise BundleError(f"{where}: schema is {header.schema!r}, this offramp reads {schema!r}. {again}")
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BundleError(f"{where}: {error}.") from error
+
+
+def is_axis(name: str) -> bool:
+    """Axis names stand in cost expressions, so they are plain ASCII identifiers."""
+    return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _check_structure(m: Manifest, root: Path, where: Path) -> None:
+    def require(condition: object, message: str) -> None:
+        if not condition:
+            raise BundleError(f"{where}: {message}. Restore the file, or export again.")
+
+    require(m.inputs, "inputs is empty")
+    require(m.blocks, "blocks is empty")
+    require(m.exits, "exits is empty")
+    require(m.classes, "classes is empty")
+    require(len({i.name for i in m.inputs}) == len(m.inputs), "inputs has a name twice")
+    for k, given in enumerate(m.inputs):
+        field = f"inputs[{k}] ({given.name!r})"
+        require(given.dtype in DTYPES, f"{field}.dtype {given.dtype!r} is not one of {sorted(DTYPES)}")
+        require(given.shape.count("batch") == 1, f'{field}.shape has no single "batch" axis')
+    for name, tensor in m.tensors.items():
+        field = f"tensors[{name!r}]"
+        require(tensor.dtype in DTYPES, f"{field}.dtype {tensor.dtype!r} is not one of {sorted(DTYPES)}")
+        require(
+            0 <= tensor.batch_axis < len(tensor.shape) and tensor.shape[tensor.batch_axis] == "batch",
+            f'{field}.batch_axis doesn\'t point at "batch" in {tensor.shape}',
+        )
+    for axis in m.axes:
+        require(is_axis(axis), f"the axis name {axis!r} is not a plain identifier")
+    shapes = [(f"inputs[{i.name!r}]", i.shape) for i in m.inputs] + [
+        (f"tensors[{n!r}]", t.shape) for n, t in m.tensors.items()
+    ]
+    for field, shape in shapes:
+        for size in shape:
+            require(isinstance(size, str) or size >= 0, f"{field}.shape has the size {size}")
+    _check_graphs(m, root, where, require)
+    for j, exit_ in enumerate(m.exits):
+        require(0 <= exit_.block < len(m.blocks), f"exits[{j}].block {exit_.block} is not a block")
+        require(m.blocks[exit_.block].exit == j, f"blocks[{exit_.block}].exit and exits[{j}].block disagree")
+        made = set(m.blocks[exit_.block].outputs)
+        for name in (exit_.logits, exit_.label, exit_.score):
+            require(name in made, f"exits[{j}] names {name!r}, which blocks[{exit_.block}] doesn't give")
+    require(m.blocks[-1].exit == len(m.exits) - 1, "the last block doesn't end in the last exit")
+    order = [e.block for e in m.exits]
+    require(order == sorted(set(order)), "exits are not in the order of their blocks")
+
+
+def _check_graphs(m: Manifest, root: Path, where: Path, require: Any) -> None:
+    known_inputs = {i.name for i in m.inputs}
+    axes = set(m.axes)
+    before: list[set[str]] = [set(known_inputs)]
+    for k, block in enumerate(m.blocks):
+        for name in block.inputs:
+            require(name in before[k], f"blocks[{k}].inputs names {name!r}, which no earlier block produces")
+            require(
+                name in known_inputs or name in m.tensors, f"blocks[{k}].inputs names {name!r}, which tensors lacks"
+            )
+        before.append(before[k] | set(block.outputs))
+    for kind, graphs in (("blocks", m.blocks), ("segments", m.segments)):
+        for k, graph in enumerate(graphs):
+            field = f"{kind}[{k}]"
+            inside(root, graph.file, where=f"{where}: {field}.file")
+            require(graph.file in m.files, f"{field}.file {graph.file!r} is not in files")
+            require(graph.params >= 0, f"{field}.params is negative")
+            if isinstance(graph, Segment):
+                require(
+                    0 <= graph.first <= graph.last < len(m.blocks), f"{field} spans {graph.first}..{graph.last}"
+                )
+                require(graph.exit == m.blocks[graph.last].exit, f"{field}.exit is not that of its last block")
+                for name in graph.inputs:
+                    require(name in before[graph.first], f"{field}.inputs names {name!r}, which isn't there by then")
+            for name in ("flops", "bytes"):
+                try:
+                    unknown = cost.axes_of(getattr(graph, name)) - axes
+                except BundleError as error:
+                    raise BundleError(f"{where}: {field}.{name}: {error}") from error
+                require(not unknown, f"{field}.{name} names the axes {sorted(unknown)}, which no input has")
+
+
+def encode_number(value: float) -> float | str:
+    """±inf as the strings "inf" and "-inf": JSON has no infinities."""
+    return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
+
+
+def decode_number(value: float | str) -> float:
+    if value in ("inf", "-inf"):
+        return float(value)
+    if isinstance(value, str):
+        raise ValueError(f'{value!r} is not a number, "inf" or "-inf"')
+    return float(value)

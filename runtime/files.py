@@ -1,0 +1,111 @@
+"""Files that are whole or absent: written under a temporary name, flushed, then renamed.
+
+`seal` and `unseal` give a JSON document a digest of its own bytes, so that one changed byte anywhere in
+it, the digest included, is seen when it is read.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from offramp.runtime.errors import BundleError, InputError
+
+_BLANK = "0" * 64
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_of_file(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `data` to `path`: at every moment a reader sees the old file or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A temporary folder beside `path` that becomes `path` when the block ends without an error.
+
+    replace: an existing `path` is moved aside and removed only once the new one is in place.
+    Raises InputError if `path` exists and isn't to be replaced.
+    """
+    if path.exists() and not replace and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} already exists and is not empty: choose another place, or ask to overwrite it.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary.mkdir()
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as stream:
+                    os.fsync(stream.fileno())
+        old = path.with_name(f".{path.name}.{secrets.token_hex(4)}.old")
+        if path.exists():
+            path.rename(old)
+        temporary.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    if os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def inside(root: Path, relative: str, *, where: str) -> Path:
+    """`root / relative`, or BundleError if that leaves `root` by "..", an absolute path or a link."""
+    pure = PurePosixPath(relative)
+    if pure.is_absolute() or ".." in pure.parts or "\\" in relative or "\0" in relative or not pure.parts:
+        raise BundleError(f"{where} names the path {relative!r}, which leaves the bundle's folder.")
+    path = root.joinpath(*pure.parts)
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise BundleError(f"{where} names the path {relative!r}, a link that leaves the bundle's folder.")
+    return path
+
+
+def seal(document: dict[str, Any]) -> bytes:
+    """The document as JSON bytes whose field "digest" is the SHA-256 of these bytes with the digest blanked."""
+    blank = json.dumps({**document, "digest": _BLANK}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    head, middle, tail = blank.rpartition(f'"digest": "{_BLANK}"')
+    return f"{head}{middle.replace(_BLANK, sha256(blank.encode()))}{tail}".encode()
+
+
+def unseal(data: bytes, digest: str, *, where: str) -> None:
+    """Check the bytes of a sealed document against the digest it carries; BundleError if they differ."""
+    head, found, tail = data.rpartition(f'"digest": "{digest}"'.encode())
+    blank = head + found.replace(digest.encode(), _BLANK.encode()) + tail
+    if not found or len(digest) != 64 or sha256(blank) != digest:
+        raise BundleError(
+            f"{where}: its content doesn't match its digest, so it was damaged or edited. "
+            "Restore the file, or write it again with offramp."
+        )

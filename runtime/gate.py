@@ -1,0 +1,74 @@
+"""Leave, go on, abstain: the one place where that is decided, for runtime, server and simulator alike."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offramp.runtime import calibration
+from offramp.runtime.errors import InputError
+from offramp.runtime.points import OperatingPoint
+from offramp.runtime.scores import sigmoid
+
+State = dict[str, NDArray[Any]]
+"""What a rule carries from exit to exit, one entry a row (axis 0): patience counters, running means."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens to each of n rows at an exit.
+
+    leave: bool (n,), answered here. abstain: bool (n,), answered with the flag that says don't rely on it;
+    meaningful where `leave`. confidence: float64 (n,) calibrated probability that the label is right.
+    state: to be handed to `decide` at the next exit, with the rows that go on.
+    """
+
+    leave: NDArray[np.bool_]
+    abstain: NDArray[np.bool_]
+    confidence: NDArray[np.float64]
+    state: State | None
+
+
+class Gate:
+    """An operating point, ready to decide. Pure: it keeps nothing between calls."""
+
+    def __init__(self, point: OperatingPoint, exits: int) -> None:
+        if len(point.thresholds) != exits:
+            raise InputError(
+                f"operating point {point.name!r} has {len(point.thresholds)} thresholds, the model has {exits} exits."
+            )
+        self.point = point
+        self._last = exits - 1
+        self.calibrators = point.calibrators or tuple(calibration.get("identity") for _ in range(exits))
+
+    def needs(self, exit: int) -> frozenset[str]:
+        """What `aux` must hold at an exit beside score and label: of "entropy", "logits", "routing"."""
+        return self.calibrators[exit].needs - {"score", "label"}
+
+    def decide(
+        self,
+        exit: int,
+        label: NDArray[Any],
+        score: NDArray[Any],
+        aux: Mapping[str, NDArray[Any]] | None = None,
+        state: State | None = None,
+    ) -> Decision:
+        """Decide for n rows at one exit.
+
+        exit: its index. label: (n,) integers. score: (n,) log-odds; NaN never leaves before the last exit.
+        aux: what the exit's calibrator `needs` more of these rows. state: what the last call returned.
+
+        Rule: leave at the first exit j with score >= thresholds[j], +inf being an exit that is switched off;
+        the last exit always answers. Abstain where the log-odds of the calibrated confidence don't reach
+        `abstain_below`; a NaN reaches nothing, so it always abstains.
+        """
+        if exit == self._last:
+            leave = np.ones(len(score), np.bool_)
+        else:
+            # float64 on both sides: a float32 score against a rounded threshold would move ties.
+            leave = np.asarray(score, np.float64) >= self.point.thresholds[exit]
+        log_odds = self.calibrators[exit].score({**(aux or {}), "score": score, "label": label})
+        abstain = ~(log_odds >= self.point.abstain_below)
+        return Decision(leave, abstain, sigmoid(log_odds), state)

@@ -1,0 +1,98 @@
+"""A caller's inputs, checked against what the model takes: names, dtypes, shapes, finite values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offramp.runtime.bundle import Input, Manifest
+from offramp.runtime.errors import InputError
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def check_inputs(
+    inputs: Mapping[str, Any], manifest: Manifest, *, allow_nonfinite: bool = False
+) -> tuple[Arrays, dict[str, int]]:
+    """The inputs as arrays of the model's dtypes, and the size of every symbolic axis.
+
+    Arrays may be of any dtype that fits without loss and means the same (int32 for int64, bool for
+    integers, float16 for float32); plain sequences become the model's dtype. Raises InputError naming the
+    input and what was expected. NaN and ±inf in floats are refused unless allow_nonfinite.
+    """
+    if not isinstance(inputs, Mapping):
+        raise InputError(f"inputs is a {type(inputs).__name__}, expected a mapping with {_names(manifest)}.")
+    unknown = [str(name) for name in inputs if name not in {i.name for i in manifest.inputs}]
+    if unknown:
+        raise InputError(f"inputs has {unknown[0]!r}, which the model doesn't take; it takes {_names(manifest)}.")
+    arrays: Arrays = {}
+    sizes: dict[str, int] = {}
+    owner: dict[str, str] = {}
+    for given in manifest.inputs:
+        if given.name not in inputs:
+            raise InputError(f"inputs lacks {given.name!r}; the model takes {_names(manifest)}.")
+        array = _as_array(inputs[given.name], given)
+        if array.ndim != len(given.shape):
+            raise InputError(
+                f"input {given.name!r} has the shape {list(array.shape)}, expected {given.shape} ({len(given.shape)} axes)."
+            )
+        for k, wanted in enumerate(given.shape):
+            size = array.shape[k]
+            if isinstance(wanted, int):
+                if size != wanted:
+                    raise InputError(
+                        f"input {given.name!r} has the shape {list(array.shape)}, expected {given.shape}: axis {k} is {size}."
+                    )
+            elif sizes.setdefault(wanted, size) != size:
+                raise InputError(
+                    f"input {given.name!r} has {wanted} = {size}, but {owner[wanted]!r} has {wanted} = {sizes[wanted]}."
+                )
+            else:
+                owner.setdefault(wanted, given.name)
+        if not allow_nonfinite and array.dtype.kind == "f" and not np.isfinite(array).all():
+            by_row = np.moveaxis(array, given.batch_axis, 0)
+            rows = np.flatnonzero(~np.isfinite(by_row.reshape(len(by_row), -1)).all(1))
+            raise InputError(
+                f"input {given.name!r} has NaN or infinity in row {int(rows[0])}"
+                f"{f' and {len(rows) - 1} more' if len(rows) > 1 else ''}: expected finite numbers "
+                "(allow_nonfinite=True lets them pass)."
+            )
+        arrays[given.name] = array
+    for axis, size in sizes.items():
+        if axis != "batch" and size == 0:
+            raise InputError(f"input {owner[axis]!r} has {axis} = 0, expected at least 1.")
+    return arrays, sizes
+
+
+def _names(manifest: Manifest) -> list[str]:
+    return [i.name for i in manifest.inputs]
+
+
+_INTEGERS = "biu"
+
+
+def _as_array(value: Any, given: Input) -> NDArray[Any]:
+    wanted = np.dtype(given.dtype)
+    if not isinstance(value, np.ndarray) and hasattr(value, "__array__"):
+        value = np.asarray(value)
+    if not isinstance(value, np.ndarray):
+        try:
+            loose = np.asarray(value)
+        except ValueError as error:
+            raise InputError(f"input {given.name!r} is ragged: expected rows of one shape, {given.shape}.") from error
+        same_kind = loose.dtype.kind in (_INTEGERS if wanted.kind in _INTEGERS else _INTEGERS + "f")
+        if loose.size and not same_kind:
+            raise InputError(f"input {given.name!r} holds {loose.dtype} values, expected {wanted}.")
+        if loose.size and wanted.kind in "iu" and loose.dtype.kind in "iu":
+            limits = np.iinfo(wanted)
+            if loose.min() < limits.min or loose.max() > limits.max:
+                raise InputError(f"input {given.name!r} has values outside {wanted}'s range.")
+        return np.ascontiguousarray(loose.astype(wanted)).reshape(loose.shape)
+    if value.dtype == wanted:
+        return value if value.flags.c_contiguous else np.ascontiguousarray(value).reshape(value.shape)
+    # uint8 pixels for a float input would be accepted by numpy, at 255 times the scale: kinds must match.
+    kinds = _INTEGERS if wanted.kind in "iu" else wanted.kind
+    if value.dtype.kind not in kinds or not np.can_cast(value.dtype, wanted, "safe"):
+        raise InputError(f"input {given.name!r} has the dtype {value.dtype}, expected {wanted}.")
+    return np.ascontiguousarray(value.astype(wanted)).reshape(value.shape)

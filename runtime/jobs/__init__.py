@@ -1,0 +1,1 @@
+"""offramp.runtime.jobs: the offline jobs: record every exit, calibrate."""

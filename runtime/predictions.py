@@ -1,0 +1,77 @@
+"""What a cascade answers, and what it records."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """N answers, in the order of the rows that were asked about.
+
+    label: int64 (N,), index into the bundle's classes; -1 where the logits were NaN.
+    confidence: float64 (N,) in [0, 1], calibrated probability that the label is right.
+    score: float32 (N,) log-odds at the exit the row left from, before calibration.
+    exit: int32 (N,). abstain: bool (N,), True: don't rely on the label.
+    flops: int64 (N,), what each row's own blocks cost at the axes of its own request.
+    executed: FLOPs really run by each block, rows that rode along included.
+    """
+
+    label: NDArray[np.int64]
+    confidence: NDArray[np.float64]
+    score: NDArray[np.float32]
+    exit: NDArray[np.int32]
+    abstain: NDArray[np.bool_]
+    flops: NDArray[np.int64]
+    executed: tuple[int, ...] = ()
+    _fetched: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    _again: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def _get(self, kind: str) -> Any:
+        if kind not in self._fetched and self._again is not None:
+            self._fetched[kind] = self._again(kind)
+        return self._fetched.get(kind)
+
+    @property
+    def probabilities(self) -> NDArray[np.float32]:
+        """(N, C) class probabilities at each row's exit.
+
+        Logits aren't kept unless somebody asks: with predict(..., fetch=("probabilities",)) they come with
+        the answer; otherwise the first access runs the rows again.
+        """
+        return np.asarray(self._get("probabilities"))
+
+    @property
+    def routing(self) -> NDArray[np.float32]:
+        """(L, N) routing entropies; NaN for layers a row didn't run. Fetched like probabilities."""
+        return np.asarray(self._get("routing"))
+
+
+@dataclass(frozen=True)
+class Records:
+    """Every exit's outputs for N rows: what calibration works on.
+
+    logits: (J, N, C). score: float32 (J, N) and label: int64 (J, N), as the cascade's gates saw them.
+    flops: int64 (J, N), cumulative: what a row costs that leaves at exit j.
+    features: one array an exit (N, …), or None. routing: (L, N), or None. external, reservation: (J, N), or None.
+    labels: int64 (N,) true labels, -1 where unknown, or None.
+    """
+
+    logits: NDArray[Any]
+    score: NDArray[np.float32]
+    label: NDArray[np.int64]
+    flops: NDArray[np.int64]
+    features: tuple[NDArray[Any], ...] | None = None
+    routing: NDArray[Any] | None = None
+    external: NDArray[Any] | None = None
+    reservation: NDArray[Any] | None = None
+    labels: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return int(self.logits.shape[1])

@@ -1,0 +1,1 @@
+"""offramp.server: FastAPI over the runtime."""
