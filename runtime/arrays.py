@@ -82,10 +82,15 @@ def _floating(array: Array, name: str) -> Array:
     return array
 
 
-def refuse_nan(is_nan: Bools, name: str) -> None:
+def refuse_nan(is_nan: Any, name: str) -> None:
     """Raise with the numbers of the rows that hold a NaN; `is_nan` is (N,)."""
     if is_nan.any():
         raise InputError(f"{name}: NaN in {describe_rows(np.flatnonzero(is_nan))}.")
+
+
+def group_sums(groups: Ints, values: ArrayLike | None, size: int) -> Floats:
+    """(size,) float64 Σ of values (or number of rows) in each group."""
+    return np.bincount(groups, values, minlength=size).astype(np.float64, copy=False)
 
 
 def describe_rows(rows: Array) -> str:
