@@ -21,13 +21,15 @@ class Decision:
     """What happens to each of n rows at an exit.
 
     leave: bool (n,), answered here. abstain: bool (n,), answered with the flag that says don't rely on it;
-    meaningful where `leave`. confidence: float64 (n,) calibrated probability that the label is right.
+    meaningful where `leave`. confidence: float64 (n,) calibrated probability that the label is right, and
+    log_odds: the same as log-odds, which keep their order where confidence rounds to 1.
     state: to be handed to `decide` at the next exit, with the rows that go on.
     """
 
     leave: NDArray[np.bool_]
     abstain: NDArray[np.bool_]
     confidence: NDArray[np.float64]
+    log_odds: NDArray[np.float64]
     state: State | None
 
 
@@ -71,4 +73,4 @@ class Gate:
             leave = np.asarray(score, np.float64) >= self.point.thresholds[exit]
         log_odds = self.calibrators[exit].score({**(aux or {}), "score": score, "label": label})
         abstain = ~(log_odds >= self.point.abstain_below)
-        return Decision(leave, abstain, sigmoid(log_odds), state)
+        return Decision(leave, abstain, sigmoid(log_odds), log_odds, state)

@@ -65,7 +65,7 @@ def cgroup_cpus(root: Path = Path("/sys/fs/cgroup")) -> float:
 def available_threads() -> int:
     """CPUs this process may use: the smaller of affinity and quota (ONNX Runtime ignores quotas), at least 1."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min(affinity, math.ceil(cgroup_cpus()))))
+    return max(1, math.ceil(min(affinity, cgroup_cpus())))
 
 
 def resolve_providers(device: str, providers: Sequence[Any] | None) -> list[Any]:

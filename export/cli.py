@@ -1,0 +1,120 @@
+"""offramp export"""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from offramp.export.bundle import export_bundle
+from offramp.runtime.errors import ExportError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="FILE.py:FUNCTION that returns the module, or MODULE:FUNCTION, or FILE.onnx")
+    parser.add_argument("--example", help="FILE.py:FUNCTION that returns example inputs (a torch model needs it)")
+    parser.add_argument("--dynamic", help="FILE.py:FUNCTION (or FILE.json) with the names of the symbolic axes")
+    parser.add_argument("--classes", help="FILE.py:FUNCTION (or FILE.json) with the class names")
+    parser.add_argument("--exits", help="comma-separated outputs of an ONNX file that are exits, shallow to deep")
+    parser.add_argument(
+        "--auxiliary",
+        action="append",
+        default=[],
+        metavar="KIND=NAME,…",
+        help="other outputs of an ONNX file: features, routing, external or reservation; repeatable",
+    )
+    parser.add_argument("--name", help="the model's name (default: its class, or the file's)")
+    parser.add_argument("--model-version", default="1", help="the model's version (default: 1)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the bundle; it appears when it's verified")
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+
+
+def run(args: argparse.Namespace) -> int:
+    is_onnx = args.model.endswith(".onnx")
+    if not is_onnx and args.example is None:
+        raise ExportError("--example is missing: a torch model is traced on example inputs.")
+    auxiliary = {}
+    for option in args.auxiliary:
+        kind, separator, names = option.partition("=")
+        if not separator:
+            raise ExportError(f"--auxiliary {option!r}: expected KIND=NAME,NAME.")
+        auxiliary[kind] = names.split(",")
+    path = export_bundle(
+        args.model if is_onnx else _call(args.model),
+        _call(args.example) if args.example else None,
+        args.out,
+        dynamic_axes=_axes(_value(args.dynamic)) if args.dynamic else None,
+        classes=_value(args.classes) if args.classes else None,
+        exits=args.exits.split(",") if args.exits else None,
+        auxiliary=auxiliary or None,
+        name=args.name,
+        version=args.model_version,
+        overwrite=args.overwrite,
+        progress=lambda step: print(f"{step} …", file=sys.stderr),
+    )
+    manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    print(
+        f"{path}: {len(manifest['blocks'])} blocks, {len(manifest['classes'])} classes, "
+        f"{len(manifest['tensors'])} carried tensors; largest difference to the model "
+        f"{manifest['verified']['max_difference']:.2g}"
+    )
+    return 0
+
+
+def _axes(value: Any) -> dict[str, dict[int, str]]:
+    try:
+        return {str(name): {int(k): str(v) for k, v in axes.items()} for name, axes in value.items()}
+    except (AttributeError, ValueError, TypeError) as error:
+        raise ExportError('--dynamic: expected {"input": {axis: "name"}}.') from error
+
+
+def _value(source: str) -> Any:
+    if source.endswith(".json"):
+        try:
+            return json.loads(Path(source).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ExportError(f"{source}: can't be read as JSON ({error}).") from error
+    return _call(source)
+
+
+def _call(source: str) -> Any:
+    """What the function named FILE.py:FUNCTION or MODULE:FUNCTION returns."""
+    where, separator, name = source.rpartition(":")
+    if not separator or not name.isidentifier():
+        raise ExportError(f"{source!r}: expected FILE.py:FUNCTION or MODULE:FUNCTION.")
+    function = getattr(_module(where), name, None)
+    if not callable(function):
+        raise ExportError(f"{where} has no function {name!r}.")
+    try:
+        return function()
+    except Exception as error:  # the user's own code may raise anything
+        raise ExportError(f"{source} failed: {type(error).__name__}: {error}") from error
+
+
+def _module(where: str) -> Any:
+    if not where.endswith(".py"):
+        try:
+            return importlib.import_module(where)
+        except ImportError as error:
+            raise ExportError(f"the module {where!r} can't be imported ({error}).") from error
+    path = Path(where).resolve()
+    known = sys.modules.get(f"offramp_user_{path.stem}")
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    if not path.is_file():
+        raise ExportError(f"{where}: no such file.")
+    spec = importlib.util.spec_from_file_location(f"offramp_user_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ExportError(f"{where}: not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(path.parent))  # the file may import its neighbours
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ExportError(f"{where} failed: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.parent))
+    return module

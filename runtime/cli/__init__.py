@@ -1,0 +1,59 @@
+"""The `offramp` command: one module a subcommand, imported only when it is asked for."""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+from offramp.runtime.errors import OfframpError
+
+# name -> (module with add_arguments(parser) and run(args) -> exit code, one line of help, extra that has it)
+COMMANDS = {
+    "export": ("offramp.export.cli", "turn a torch model or a multi-output ONNX file into a bundle", "export"),
+    "record": ("offramp.runtime.cli.record", "run every exit on data and keep the outputs", "cpu"),
+    "calibrate": ("offramp.runtime.cli.calibrate", "choose operating points from records", "jobs"),
+    "predict": ("offramp.runtime.cli.predict", "answer the rows of a data file", "cpu"),
+    "serve": ("offramp.server.cli", "serve a bundle over HTTP", "server"),
+    "demo": ("offramp.server.demo", "serve the bundled digits, send them over HTTP, show what was saved", "server"),
+    "version": ("offramp.runtime.cli.version", "print the version", ""),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand. Exit codes: 0 done, 2 bad input (one line says what), 130 interrupted."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(prog="offramp", description="Serve classifiers that can stop early.")
+    parser.add_argument("--version", action="version", version=metadata.version("offramp"))
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    asked = next((a for a in argv if not a.startswith("-")), None)
+    try:
+        for name, (module, help_, extra) in COMMANDS.items():
+            command = commands.add_parser(name, help=help_, description=f"{help_[0].upper()}{help_[1:]}.")
+            if name == asked:
+                loaded = _load(module, name, extra)
+                loaded.add_arguments(command)
+                command.set_defaults(run=loaded.run)
+        args = parser.parse_args(argv)
+        return int(args.run(args))
+    except OfframpError as error:
+        print(f"offramp: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("offramp: interrupted; nothing half-written was left", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away: not an error of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _load(module: str, name: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", "offramp"):
+            raise
+        raise OfframpError(f'`offramp {name}` needs {missing}. Run: pip install "offramp[{extra}]"') from error

@@ -1,0 +1,135 @@
+"""Records on disk: a folder of .npy files, one per exit and kind, memory-mapped when read.
+
+50,000 rows x 1,000 classes x 7 exits need no memory of that size: logits stay on disk until a row is read.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from offramp.runtime.errors import InputError
+from offramp.runtime.predictions import Records
+
+SCHEMA = "offramp-records/1"
+INDEX = "records.json"
+
+
+class Index(msgspec.Struct, kw_only=True, frozen=True):
+    """records.json: what the folder holds, and which bundle it came from."""
+
+    schema: str
+    manifest: str  # digest of the bundle's manifest, or "" for a user's own logits
+    exits: int
+    rows: int
+    classes: int
+    routing: int = 0
+    features: list[list[int]] | None = None  # an exit's feature shape, without the rows
+    external: bool = False
+    reservation: bool = False
+    labelled: bool = False
+    source: dict[str, Any] = {}
+
+
+class RecordsWriter:
+    """Writes records of a known number of rows, part by part. Use it in a folder that's renamed when whole."""
+
+    def __init__(self, folder: Path, index: Index) -> None:
+        self._folder = folder
+        self._index = index
+        self._at = 0
+        self._files: dict[str, NDArray[Any]] = {}
+
+    def append(self, part: Records) -> None:
+        rows = slice(self._at, self._at + len(part))
+        for name, values, axis in _pieces(part):
+            if name not in self._files:
+                shape = list(values.shape)
+                shape[axis] = self._index.rows
+                self._files[name] = np.lib.format.open_memmap(
+                    self._folder / f"{name}.npy", mode="w+", dtype=values.dtype, shape=tuple(shape)
+                )
+            self._files[name][(slice(None),) * axis + (rows,)] = values
+        self._at += len(part)
+
+    def close(self) -> None:
+        if self._at != self._index.rows:
+            raise InputError(f"records: {self._at} rows were written, {self._index.rows} were announced.")
+        for array in self._files.values():
+            array.flush()  # type: ignore[attr-defined]
+        self._files.clear()
+        (self._folder / INDEX).write_bytes(msgspec.json.format(msgspec.json.encode(self._index), indent=1))
+
+
+def _pieces(part: Records) -> Iterator[tuple[str, NDArray[Any], int]]:
+    """(file stem, values, axis of the rows) of everything in a part."""
+    for j in range(len(part.logits)):
+        yield f"logits_{j}", part.logits[j], 0
+        yield f"score_{j}", part.score[j], 0
+        yield f"label_{j}", part.label[j], 0
+        yield f"flops_{j}", part.flops[j], 0
+        if part.features is not None:
+            yield f"features_{j}", part.features[j], 0
+        if part.external is not None:
+            yield f"external_{j}", part.external[j], 0
+        if part.reservation is not None:
+            yield f"reservation_{j}", part.reservation[j], 0
+    if part.routing is not None:
+        yield "routing", part.routing, 1
+    if part.labels is not None:
+        yield "labels", part.labels, 0
+
+
+def read_index(folder: str | Path) -> Index:
+    where = Path(folder) / INDEX
+    try:
+        index = msgspec.json.decode(where.read_bytes(), type=Index)
+    except OSError as error:
+        raise InputError(f"{where}: can't be read ({error.strerror}). Records are written by `offramp record`.") from error
+    except msgspec.MsgspecError as error:
+        raise InputError(f"{where}: {error}.") from error
+    if index.schema != SCHEMA:
+        raise InputError(f"{where}: schema is {index.schema!r}, this offramp reads {SCHEMA!r}. Record again.")
+    return index
+
+
+def read_records(folder: str | Path) -> Records:
+    """The records in a folder. logits and features are tuples of memory-mapped arrays, one an exit.
+
+    Raises InputError naming the file that is missing, damaged or of another shape than records.json says.
+    """
+    root = Path(folder)
+    index = read_index(root)
+    exits, rows = range(index.exits), index.rows
+
+    def load(name: str, shape: tuple[int, ...], kinds: str) -> NDArray[Any]:
+        path = root / f"{name}.npy"
+        try:
+            # An empty file can't be mapped.
+            array: NDArray[Any] = np.load(path, mmap_mode="r" if math.prod(shape) else None, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: can't be read ({error}). Record again.") from error
+        if array.shape != shape or array.dtype.kind not in kinds:
+            raise InputError(f"{path}: {array.dtype} {array.shape}, {INDEX} says {shape}. Record again.")
+        return array
+
+    def stack(name: str, kinds: str) -> NDArray[Any]:
+        return np.stack([load(f"{name}_{j}", (rows,), kinds) for j in exits])
+
+    return Records(
+        logits=tuple(load(f"logits_{j}", (rows, index.classes), "f") for j in exits),
+        score=stack("score", "f"),
+        label=stack("label", "i"),
+        flops=stack("flops", "i"),
+        features=None
+        if index.features is None
+        else tuple(load(f"features_{j}", (rows, *index.features[j]), "f") for j in exits),
+        routing=load("routing", (index.routing, rows), "f") if index.routing else None,
+        external=stack("external", "f") if index.external else None,
+        reservation=stack("reservation", "f") if index.reservation else None,
+        labels=load("labels", (rows,), "i") if index.labelled else None,
+    )
