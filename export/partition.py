@@ -183,7 +183,11 @@ class Partition:
             value = ("value", name)
             limit = {} if carry is None else {"capacity": carry}
             run = None if op is None else self._run_cost(op)
-            if op is None or run is None or (carry is not None and run >= carry and len(op.outputs) == 1):
+            # What can be carried isn't multiplied or convolved again, however small: FLOPs stay what they were.
+            fixed = carry is not None and op is not None and (
+                is_contraction(op) or (run is not None and run >= carry and len(op.outputs) == 1)
+            )
+            if op is None or run is None or fixed:
                 network.add_edge("source", value, **limit)
                 continue
             node = ("op", op.index)
@@ -210,7 +214,7 @@ class Partition:
             if ("value", name) in far
             and (self.graph.producer.get(name) is None or ("op", self.graph.producer[name].index) not in far)
         ]
-        self._refuse_if_dear(repeated, kept, block)
+        self._refuse_if_dear(repeated, block)
         return kept, repeated
 
     def _inputs(self, run: list[Op], made: set[str], block: int) -> list[str]:
@@ -237,16 +241,13 @@ class Partition:
         order = {name: k for k, name in enumerate([*self.graph.inputs, *self.graph.producer])}
         return sorted(wanted, key=order.__getitem__)
 
-    def _refuse_if_dear(self, repeated: list[Op], kept: list[str], block: int) -> None:
+    def _refuse_if_dear(self, repeated: list[Op], block: int) -> None:
         heavy = [op for op in repeated if is_contraction(op)]
         again = evaluate(str(flops(heavy, self.shapes)), self.sizes)
         earlier = [op for op in self.graph.ops if self._block_of.get(op.index, block) < block]
         total = evaluate(str(flops(earlier, self.shapes)), self.sizes)
         if again > _MAX_RECOMPUTED * total:
-            names = [
-                n for op in earlier for n in op.outputs if is_contraction(op) and self._carry_cost(n) is None
-            ]
-            culprit = self._describe(names[-1] if names else heavy[-1].outputs[0])
+            culprit = self._describe(heavy[-1].outputs[0])
             raise ExportError(
                 f"the cut before exit {block} would compute {again / total:.0%} of the earlier blocks again, because "
                 f"{culprit} can't be carried: no axis of it is plainly the batch. Keep the batch as an axis of its "
