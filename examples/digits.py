@@ -116,7 +116,16 @@ def main() -> None:
         np.savez(known, x=x[TRAIN : TRAIN + CALIBRATE], labels=y[TRAIN : TRAIN + CALIBRATE])
         with Cascade.load(bundle) as cascade:
             record(cascade, known, Path(scratch) / "records")
-        print(table(calibrate(bundle, Path(scratch) / "records", budgets={"balanced": 0.5, "fast": 0.3}, abstain_risk=0.03).points))
+        print(
+            table(
+                calibrate(
+                    bundle,
+                    Path(scratch) / "records",
+                    budgets={"balanced": 0.5, "fast": 0.3},
+                    abstain_risk=0.03,
+                ).points
+            )
+        )
     with Cascade.load(bundle) as cascade:
         for name in cascade.calibration.points:
             answer = cascade.at(name).predict({"x": x[held_out]})

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-
 from offramp.export import graph as graphs
 from offramp.export.dims import Cost, Dim
 from offramp.export.emit import BlockWriter, block_interface, dimensions, numpy_name
@@ -137,7 +136,9 @@ def _onnx_outputs(graph: Any, exits: Sequence[str] | None, auxiliary: Mapping[st
     try:
         return Outputs(logits=chosen, **extra)
     except TypeError as error:
-        raise ExportError(f"auxiliary has the kinds {list(extra)}: expected features, routing, external, reservation.") from error
+        raise ExportError(
+            f"auxiliary has the kinds {list(extra)}: expected features, routing, external, reservation."
+        ) from error
 
 
 def _onnx_example(graph: graphs.ModelGraph, given: Any) -> dict[str, np.ndarray[Any, Any]]:
@@ -150,7 +151,9 @@ def _onnx_example(graph: graphs.ModelGraph, given: Any) -> dict[str, np.ndarray[
         raise ExportError(f"example_inputs has {list(example)}, the model's inputs are {list(graph.inputs)}.")
     for k, array in example.items():
         if array.ndim != len(graph.inputs[k][1]):
-            raise ExportError(f"example_inputs[{k!r}] has {array.ndim} axes, the model's has {len(graph.inputs[k][1])}.")
+            raise ExportError(
+                f"example_inputs[{k!r}] has {array.ndim} axes, the model's has {len(graph.inputs[k][1])}."
+            )
     return example
 
 
@@ -164,7 +167,9 @@ def _distinct_sizes(example: Mapping[str, Any], axes: Mapping[str, Mapping[int, 
 
 def _check_names(graph: graphs.ModelGraph, names: list[str]) -> None:
     if len(names) != len(graph.outputs.logits) or len(set(names)) != len(names):
-        raise ExportError(f"exits has {len(names)} names for {len(graph.outputs.logits)} exits: expected one each, all different.")
+        raise ExportError(
+            f"exits has {len(names)} names for {len(graph.outputs.logits)} exits: expected one each, all different."
+        )
     for axis in graph.axes:
         if not is_axis(axis):
             raise ExportError(f"the axis name {axis!r} is not a plain identifier: give dynamic_axes with other names.")
@@ -249,7 +254,8 @@ def _write_blocks(
             }
         )
     inputs = [
-        {"name": n, "dtype": numpy_name(dtype), "shape": shape, "pad": None} for n, (dtype, shape) in graph.inputs.items()
+        {"name": n, "dtype": numpy_name(dtype), "shape": shape, "pad": None}
+        for n, (dtype, shape) in graph.inputs.items()
     ]
     return {"inputs": inputs, "tensors": tensors, "blocks": blocks, "segments": [], "exits": exits}
 

@@ -85,7 +85,7 @@ class Cost:
 
     def add(self, coefficient: int, *dims: Dim) -> None:
         """Add coefficient * the product of dims."""
-        terms = {(): coefficient}
+        terms: Counter[tuple[str, ...]] = Counter({(): coefficient})
         for dim in dims:
             parts: list[tuple[tuple[str, ...], int]]
             if dim.divisor != 1 and dim.axes:

@@ -1,19 +1,18 @@
 """Blocks as ONNX graphs: their operations, sizes asked anew of what the block receives, and the exit gate."""
 
 from collections.abc import Iterable
-
-import onnx
-import onnx_ir as ir
-from onnx import helper, numpy_helper
+from typing import Any
 
 import numpy as np
-
+import onnx
+import onnx_ir as ir
 from offramp.export.dims import Dim
 from offramp.export.gate import gate_inputs, gate_nodes
 from offramp.export.graph import ModelGraph, Op
 from offramp.export.partition import BlockPlan
 from offramp.export.weights import WeightFile
 from offramp.runtime.errors import ExportError
+from onnx import helper, numpy_helper
 
 Shapes = dict[str, list[Dim] | None]
 
@@ -33,7 +32,9 @@ class BlockWriter:
         self._shapes = shapes
         self._store = store
 
-    def proto(self, ops: list[Op], inputs: list[str], outputs: list[str], gate: tuple[str, str, str, int] | None) -> onnx.ModelProto:
+    def proto(
+        self, ops: list[Op], inputs: list[str], outputs: list[str], gate: tuple[str, str, str, int] | None
+    ) -> onnx.ModelProto:
         """One graph. gate: (logits, label, score, classes), or None for a graph that ends in no exit."""
         made = {name for op in ops for name in op.outputs}
         there = made | set(inputs)
@@ -72,8 +73,8 @@ class BlockWriter:
 
     def _value(self, name: str) -> onnx.ValueInfoProto:
         if name in self._graph.inputs:
-            dtype, shape = self._graph.inputs[name]
-            return helper.make_tensor_value_info(name, dtype.value, shape)
+            given, shape = self._graph.inputs[name]
+            return helper.make_tensor_value_info(name, given.value, shape)
         dtype = self._graph.dtypes.get(name)
         if dtype is None:
             raise ExportError(f"the type of {name!r} is unknown: ONNX shape inference doesn't reach it.")
@@ -83,7 +84,7 @@ class BlockWriter:
         """A Shape of a tensor that isn't here, put together from the sizes of tensors that are."""
         dims = self._shapes[op.inputs[0]] or []
         bounds = {a.name: a.i for a in op.proto.attribute}
-        dims = dims[slice(bounds.get("start", 0), bounds.get("end", None))]
+        dims = dims[slice(bounds.get("start", 0), bounds.get("end"))]
         out = op.outputs[0]
         nodes: list[onnx.NodeProto] = []
 
@@ -92,7 +93,7 @@ class BlockWriter:
             constants[name] = numpy_helper.from_array(np.array([value], np.int64), name)
             return name
 
-        def node(kind: str, *names: str, **attributes: int) -> str:
+        def node(kind: str, *names: str, **attributes: Any) -> str:
             made = f"{out}.{kind.lower()}.{len(nodes)}"
             nodes.append(helper.make_node(kind, list(names), [made], **attributes))
             return made

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from math import prod
 
 import onnx
-
 from offramp.export.dims import Cost, Dim
 from offramp.export.graph import Op
 
@@ -82,7 +81,10 @@ def _attention(node: onnx.NodeProto, shapes: Shapes, total: Cost) -> None:
 def _recurrent(node: onnx.NodeProto, shapes: Shapes, total: Cost) -> None:
     data, weight, recurrence = (shapes.get(name) for name in node.input[:3])
     if data and weight and recurrence:
-        for matrix in (weight, recurrence):  # (directions, gates * hidden, in) at each of length * batch steps
+        for matrix in (
+            weight,
+            recurrence,
+        ):  # (directions, gates * hidden, in) at each of length * batch steps
             total.add(2, data[0], data[1], *matrix)
 
 

@@ -7,11 +7,12 @@ Never -log(sum exp - 1), and no softmax: those round to infinity for confident r
 clipped to the largest finite float32, so a score is never infinite; a NaN logit gives a NaN score.
 """
 
+from typing import Any
+
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
-
 from offramp.runtime.bundle import GATE_INPUTS
+from onnx import helper, numpy_helper
 
 _LIMIT = np.finfo(np.float32).max
 
@@ -21,12 +22,12 @@ def gate_inputs(classes: int) -> list[onnx.ValueInfoProto]:
 
 
 def gate_nodes(logits: str, dtype: int, label: str, score: str) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
-    """The nodes and constants that turn `logits` (batch, C) into `label` int64 (batch,) and `score` float32 (batch,)."""
+    """Nodes and constants from `logits` (batch, C) to `label` int64 (batch,) and `score` float32 (batch,)."""
     scale, bias, inv_temperature = GATE_INPUTS
     prefix = f"{score}."
     nodes: list[onnx.NodeProto] = []
 
-    def node(kind: str, *inputs: str, output: str = "", **attributes: object) -> str:
+    def node(kind: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         output = output or f"{prefix}{kind.lower()}_{len(nodes)}"
         nodes.append(helper.make_node(kind, list(inputs), [output], **attributes))
         return output
@@ -41,16 +42,12 @@ def gate_nodes(logits: str, dtype: int, label: str, score: str) -> tuple[list[on
     z = node("Clip", node("Add", node("Mul", raw, scale), bias), low, high)
     top = node("ArgMax", z, axis=1, keepdims=1)
     temperature = node("Gather", inv_temperature, top)
-    hole = node(
-        "ConstantOfShape", node("Shape", top), value=numpy_helper.from_array(np.array([-np.inf], np.float32))
-    )
+    hole = node("ConstantOfShape", node("Shape", top), value=numpy_helper.from_array(np.array([-np.inf], np.float32)))
     rest = node("ScatterElements", z, top, hole, axis=1)
     # A sole class has no rest: its maximum is then the clipping limit, and the score saturates.
     runner_up = node("Max", node("ReduceMax", rest, axis, keepdims=1), low)
     lead = node("Mul", node("Sub", node("ReduceMax", z, axis, keepdims=1), runner_up), temperature)
-    crowd = node(
-        "ReduceLogSumExp", node("Mul", node("Sub", rest, runner_up), temperature), axis, keepdims=1
-    )
+    crowd = node("ReduceLogSumExp", node("Mul", node("Sub", rest, runner_up), temperature), axis, keepdims=1)
     node("Squeeze", node("Clip", node("Sub", lead, crowd), low, high), axis, output=score)
     node("Squeeze", top, axis, output=label)
     return nodes, constants

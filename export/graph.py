@@ -4,14 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes import common as passes
-
 from offramp.export.outputs import Outputs
 from offramp.runtime.errors import ExportError
+from onnx_ir.passes import common as passes
 
 # The gate's reductions take their axes as inputs from here on; older models are converted up.
 OLDEST_OPSET = 18
@@ -151,7 +149,7 @@ def prepare(
         inputs=_inputs(graph, dynamic_axes),
         weights=weights,
         outputs=outputs,
-        opsets={domain: version for domain, version in model.opset_imports.items()},
+        opsets=dict(model.opset_imports),
         ir_version=model.ir_version,
         dtypes=dtypes,
     )
@@ -171,7 +169,9 @@ def _inputs(
                 named: int | str | None = dynamic_axes.get(value.name, {}).get(k)
                 if named is None:
                     if not isinstance(size, int):
-                        raise ExportError(f"input {value.name!r}: axis {k} is symbolic but dynamic_axes has no name for it.")
+                        raise ExportError(
+                            f"input {value.name!r}: axis {k} is symbolic but dynamic_axes has no name for it."
+                        )
                     named = size
             elif isinstance(size, int):
                 named = size
@@ -182,13 +182,8 @@ def _inputs(
             shape.append(named)
         if shape.count("batch") != 1:
             raise ExportError(
-                f"input {value.name!r} has the shape {shape}: expected one axis named \"batch\". "
+                f'input {value.name!r} has the shape {shape}: expected one axis named "batch". '
                 "Give dynamic_axes, or export the model with a dynamic batch."
             )
         found[value.name] = (value.dtype, shape)
     return found
-
-
-def tensor_size(weights: Mapping[str, Any], names: Iterable[str]) -> int:
-    """Elements of the floating-point weights among `names`: what people call parameters."""
-    return sum(weights[n].size for n in names if n in weights and weights[n].dtype.is_floating_point())

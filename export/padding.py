@@ -8,7 +8,6 @@ are the pad values recorded.
 from typing import Any
 
 import numpy as np
-
 from offramp.export.probe import Inputs, Probe
 from offramp.runtime.cascade import Cascade
 
@@ -39,7 +38,7 @@ class _Padding:
         shortest = {a: min(sizes[a] for sizes, _ in probe.runs) for a in axes}
         self._short = {**shortest, "batch": 4}
         self._long = {**longest, "batch": 4}
-        self._inputs = _all_kept(probe.inputs({**self._short}), self._shapes)
+        self._inputs = probe.inputs(self._short)
 
     def find(self) -> dict[str, float]:
         if any(self._short[a] == self._long[a] for a in self._axes):
@@ -70,7 +69,7 @@ class _Padding:
         """All blocks in series with nothing left out; the outputs of each, the last with every logits."""
         manifest, state = self._cascade.manifest, dict(inputs)
         results = []
-        logits = {}
+        logits: dict[str, Any] = {}
         for k, block in enumerate(manifest.blocks):
             made = self._cascade._run_block(k, state, block.outputs)
             state |= made
@@ -111,15 +110,11 @@ class _Padding:
 
     def _holds(self, pads: dict[str, float], short: list[dict[str, Any]]) -> bool:
         """The same answers after every cut, with pad values, and with noise wherever noise does no harm."""
-        manifest = self._cascade.manifest
         harmless = set()
         for name in pads:  # a mask's own padding must be what it is; everything under it may be anything
             noisy = self._restart(pads, short, {name})
             if noisy is not None and _same(short[-1], noisy):
                 harmless.add(name)
-        masks = [n for n in pads if n not in harmless]
-        if not masks and len(pads) > 1 and any(i.name in pads for i in manifest.inputs):
-            pass  # nothing needs a mask: lengths don't matter to this model at all
         for _ in range(3):
             together = self._restart(pads, short, harmless)
             if together is None or not _same(short[-1], together):
@@ -137,10 +132,6 @@ class _Padding:
             logits |= {e.logits: made[e.logits] for e in manifest.exits if e.logits in made}
             state |= short[k]
         return logits
-
-
-def _all_kept(inputs: Inputs, shapes: dict[str, Any]) -> Inputs:
-    return inputs
 
 
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:

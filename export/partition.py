@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import networkx as nx
-
 from offramp.export.dims import Dim
 from offramp.export.flops import at, flops, is_contraction
 from offramp.export.graph import ModelGraph, Op
@@ -30,7 +29,7 @@ _MAX_RECOMPUTED = 0.1
 _TYPICAL_SIZE = 64
 
 _RANDOM = frozenset(
-    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split()
+    ["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"]
 )
 
 
@@ -184,8 +183,10 @@ class Partition:
             limit = {} if carry is None else {"capacity": carry}
             run = None if op is None else self._run_cost(op)
             # What can be carried isn't multiplied or convolved again, however small: FLOPs stay what they were.
-            fixed = carry is not None and op is not None and (
-                is_contraction(op) or (run is not None and run >= carry and len(op.outputs) == 1)
+            fixed = (
+                carry is not None
+                and op is not None
+                and (is_contraction(op) or (run is not None and run >= carry and len(op.outputs) == 1))
             )
             if op is None or run is None or fixed:
                 network.add_edge("source", value, **limit)
@@ -204,7 +205,7 @@ class Partition:
         if not needed:
             return [], []
         try:
-            _, (near, far) = nx.minimum_cut(network, "source", "sink")
+            _, (_, far) = nx.minimum_cut(network, "source", "sink")
         except nx.NetworkXUnbounded:
             raise ExportError(self._stuck(needed, block)) from None
         repeated = [op for index, op in ops.items() if ("op", index) in far]
@@ -222,7 +223,7 @@ class Partition:
         wanted: dict[str, None] = {}
         axes: set[str] = set()
         for op in run:
-            if self._from_shape(op) and op.inputs[0] not in made and not (block == 0):
+            if self._from_shape(op) and op.inputs[0] not in made and block != 0:
                 axes |= {axis for dim in self.shapes[op.inputs[0]] or [] for axis in dim.axes}
                 continue
             for name in op.inputs:

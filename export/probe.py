@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-
 from offramp.export.dims import Dim, fit
 from offramp.export.graph import ModelGraph
 from offramp.export.weights import WeightFile
@@ -40,7 +39,9 @@ def make_inputs(graph: ModelGraph, sizes: Mapping[str, int], seed: int = 0) -> I
     return out
 
 
-def model_proto(graph: ModelGraph, store: WeightFile, outputs: list[onnx.ValueInfoProto], extra: list[onnx.NodeProto]) -> onnx.ModelProto:
+def model_proto(
+    graph: ModelGraph, store: WeightFile, outputs: list[onnx.ValueInfoProto], extra: list[onnx.NodeProto]
+) -> onnx.ModelProto:
     """The whole model as ONNX, over the bundle's weight file."""
     inputs = [
         onnx.helper.make_tensor_value_info(name, dtype.value, shape) for name, (dtype, shape) in graph.inputs.items()
@@ -70,9 +71,9 @@ class Probe:
         self._path = folder / ".probe.onnx"
         watched = [name for op in graph.ops for name in op.outputs if name in graph.dtypes]
         extra = [onnx.helper.make_node("Shape", [name], [_PREFIX + name]) for name in watched]
-        outputs = [
-            onnx.helper.make_tensor_value_info(_PREFIX + n, onnx.TensorProto.INT64, None) for n in watched
-        ] + [onnx.helper.make_empty_tensor_value_info(n) for n in graph.outputs.names]
+        outputs = [onnx.helper.make_tensor_value_info(_PREFIX + n, onnx.TensorProto.INT64, None) for n in watched] + [
+            onnx.helper.make_empty_tensor_value_info(n) for n in graph.outputs.names
+        ]
         onnx.save(model_proto(graph, store, outputs, extra), self._path)
         ort = onnxruntime()
         options = ort.SessionOptions()
@@ -120,7 +121,9 @@ class Probe:
             n = base[axis]
             worked = 0
             # Other multiples and neighbours: a model may need 32 | height, or no more than 512 positions.
-            for size in (5, 7, 11) if axis == "batch" else (n + 3, n + 1, 2 * n, n - 1, n + 2, n - 2, n // 2, n + 32, 4 * n):
+            for size in (
+                (5, 7, 11) if axis == "batch" else (n + 3, n + 1, 2 * n, n - 1, n + 2, n - 2, n // 2, n + 32, 4 * n)
+            ):
                 if size < 1 or size == n or worked == 2:
                     continue
                 sizes = {**base, axis: size, **({} if axis == "batch" else {"batch": 2})}
@@ -145,7 +148,7 @@ class Probe:
             dims = [fit([(sizes, shapes[name][k]) for sizes, shapes in runs]) for k in range(ranks.pop())]
             found[name] = None if any(d is None for d in dims) else [d for d in dims if d is not None]
         for name, tensor in self.graph.weights.items():
-            found[name] = [Dim(offset=int(d)) for d in tensor.shape]
+            found[name] = [Dim(offset=int(d)) for d in tensor.shape.numpy()]
         return found
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
-
 from offramp.export.outputs import Outputs, flatten
 from offramp.runtime.errors import ExportError
 
@@ -24,7 +23,9 @@ def name_inputs(model: torch.nn.Module, example: Any) -> dict[str, torch.Tensor]
         example = (example,)
     if not isinstance(example, Mapping):
         if not isinstance(example, Sequence):
-            raise ExportError(f"example_inputs is a {type(example).__name__}: expected a mapping of tensors by input name.")
+            raise ExportError(
+                f"example_inputs is a {type(example).__name__}: expected a mapping of tensors by input name."
+            )
         names = [p.name for p in inspect.signature(model.forward).parameters.values()]
         if len(example) > len(names):
             raise ExportError(f"example_inputs has {len(example)} tensors, forward takes {len(names)}.")
@@ -72,11 +73,16 @@ class _Flat(torch.nn.Module):
         return tuple(tensor for tensors in output.values() for tensor in tensors)
 
 
-def run_torch(model: torch.nn.Module, inputs: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, list[np.ndarray[Any, Any]]]:
+def run_torch(
+    model: torch.nn.Module, inputs: Mapping[str, np.ndarray[Any, Any]]
+) -> dict[str, list[np.ndarray[Any, Any]]]:
     """The model's outputs by kind, as numpy arrays."""
     with torch.no_grad():
         output = flatten(model(**{name: torch.from_numpy(array) for name, array in inputs.items()}))
-    return {kind: [t.detach().float().numpy() if t.dtype == torch.bfloat16 else t.detach().numpy() for t in tensors] for kind, tensors in output.items()}
+    return {
+        kind: [t.detach().float().numpy() if t.dtype == torch.bfloat16 else t.detach().numpy() for t in tensors]
+        for kind, tensors in output.items()
+    }
 
 
 def trace(
@@ -104,7 +110,11 @@ def trace(
     flat = _Flat(model, names)
     flat.training = model.training
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), _quiet("torch.onnx", "torch.export", "torch"):
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            _quiet("torch.onnx", "torch.export", "torch"),
+        ):
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 flat,

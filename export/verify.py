@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from offramp.export.outputs import KINDS
 from offramp.export.probe import Inputs, Probe
 from offramp.runtime.cascade import Cascade
@@ -88,7 +87,10 @@ class _Checks:
             return self._whole(inputs)
         count = next(a.shape[self._axes[n]] for n, a in inputs.items())
         single = [self._whole(self._rows(inputs, [i])) for i in range(count)]
-        return {kind: [np.concatenate([s[kind][k] for s in single]) for k in range(len(single[0][kind]))] for kind in single[0]}
+        return {
+            kind: [np.concatenate([s[kind][k] for s in single]) for k in range(len(single[0][kind]))]
+            for kind in single[0]
+        }
 
     def rows_are_independent(self) -> tuple[bool, float]:
         """Does a row's answer stay the same when its batch is permuted and thinned?"""
@@ -153,7 +155,7 @@ class _Checks:
             thresholds = [float(self._rng.choice(records.score[j])) for j in range(exits - 1)]
             point = OperatingPoint((*thresholds, float("-inf")))
             answer = self._cascade.at(point).predict(inputs, fetch=("probabilities",))
-            expected = _softmax(records.logits[answer.exit, np.arange(len(answer))])
+            expected = _softmax(np.stack(list(records.logits))[answer.exit, np.arange(len(answer))])
             wrong = np.abs(answer.probabilities - expected).max(axis=1)
             if not wrong.max() <= _TOLERANCE:
                 row = int(wrong.argmax())

@@ -48,7 +48,7 @@ class WeightFile:
             return self._inline[name]
         offset, length = self._places[name]
         proto = onnx.TensorProto(name=name, data_type=tensor.dtype.value, data_location=onnx.TensorProto.EXTERNAL)
-        proto.dims.extend(int(d) for d in tensor.shape)
+        proto.dims.extend(int(d) for d in tensor.shape.numpy())
         entries: dict[str, Any] = {"location": WEIGHTS, "offset": offset, "length": length}
         for key, value in entries.items():
             proto.external_data.add(key=key, value=str(value))

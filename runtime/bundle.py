@@ -6,12 +6,12 @@ Everything that is read is checked: schema, digests, paths, names and shapes. No
 import keyword
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-
 from offramp.runtime import cost
 from offramp.runtime.errors import BundleError
 from offramp.runtime.files import inside, sha256_of_file, unseal
@@ -24,7 +24,7 @@ CALIBRATION = "calibration.json"
 GATE_INPUTS = ("gate.scale", "gate.bias", "gate.inv_temperature")
 
 DTYPES = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()  # noqa: SIM905
 )
 Dimension = int | str
 
@@ -149,7 +149,9 @@ def read_bundle(path: str | Path) -> Bundle:
     if not root.is_dir():
         raise BundleError(f"{root}: no such folder. A bundle is a folder written by `offramp export`.")
     data = read_bytes(where)
-    manifest = decode_document(data, Manifest, SCHEMA, where, again="Export the model again with this version of offramp.")
+    manifest = decode_document(
+        data, Manifest, SCHEMA, where, again="Export the model again with this version of offramp."
+    )
     for name, entry in manifest.files.items():
         inside(root, name, where=f"{where}: files")
         if not re.fullmatch("[0-9a-f]{64}", entry.sha256):
@@ -244,10 +246,12 @@ def _check_graphs(m: Manifest, root: Path, where: Path, require: Any) -> None:
         for name in block.inputs:
             require(name in before[k], f"blocks[{k}].inputs names {name!r}, which no earlier block produces")
             require(
-                name in known_inputs or name in m.tensors, f"blocks[{k}].inputs names {name!r}, which tensors lacks"
+                name in known_inputs or name in m.tensors,
+                f"blocks[{k}].inputs names {name!r}, which tensors lacks",
             )
         before.append(before[k] | set(block.outputs))
-    for kind, graphs in (("blocks", m.blocks), ("segments", m.segments)):
+    parts: tuple[tuple[str, Sequence[Block | Segment]], ...] = (("blocks", m.blocks), ("segments", m.segments))
+    for kind, graphs in parts:
         for k, graph in enumerate(graphs):
             field = f"{kind}[{k}]"
             inside(root, graph.file, where=f"{where}: {field}.file")
@@ -255,11 +259,15 @@ def _check_graphs(m: Manifest, root: Path, where: Path, require: Any) -> None:
             require(graph.params >= 0, f"{field}.params is negative")
             if isinstance(graph, Segment):
                 require(
-                    0 <= graph.first <= graph.last < len(m.blocks), f"{field} spans {graph.first}..{graph.last}"
+                    0 <= graph.first <= graph.last < len(m.blocks),
+                    f"{field} spans {graph.first}..{graph.last}",
                 )
                 require(graph.exit == m.blocks[graph.last].exit, f"{field}.exit is not that of its last block")
                 for name in graph.inputs:
-                    require(name in before[graph.first], f"{field}.inputs names {name!r}, which isn't there by then")
+                    require(
+                        name in before[graph.first],
+                        f"{field}.inputs names {name!r}, which isn't there by then",
+                    )
             for name in ("flops", "bytes"):
                 try:
                     unknown = cost.axes_of(getattr(graph, name)) - axes

@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-
 from offramp.runtime import cost
 from offramp.runtime.bundle import GATE_INPUTS, Bundle, Manifest, read_bundle
 from offramp.runtime.errors import CascadeClosed, InputError
@@ -48,7 +47,12 @@ class Cascade:
     """A bundle ready to answer, at one operating point. Any number of threads may use it at once."""
 
     def __init__(
-        self, bundle: Bundle, calibration: Calibration, point: OperatingPoint, sessions: _Sessions, batch_rows: int
+        self,
+        bundle: Bundle,
+        calibration: Calibration,
+        point: OperatingPoint,
+        sessions: _Sessions,
+        batch_rows: int,
     ) -> None:
         self.bundle = bundle
         self.calibration = calibration
@@ -113,7 +117,9 @@ class Cascade:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def row_flops(self, sizes: Mapping[str, int]) -> NDArray[np.int64]:
@@ -267,9 +273,7 @@ class _Run:
             abstain=np.zeros(rows, np.bool_),
             flops=np.zeros(rows, np.int64),
         )
-        self._probabilities = (
-            np.zeros((rows, len(manifest.classes)), np.float32) if "probabilities" in fetch else None
-        )
+        self._probabilities = np.zeros((rows, len(manifest.classes)), np.float32) if "probabilities" in fetch else None
         routed = "routing" in fetch or any("routing" in cascade._gate.needs(j) for j in range(len(manifest.exits)))
         self._routing = np.full((len(manifest.routing), rows), np.nan, np.float32) if routed else None
 

@@ -5,12 +5,12 @@ own axes. The language is integers, axis names, + - * // and parentheses; nothin
 """
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from offramp.runtime.errors import BundleError
 
-_OPERATIONS = {
+_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
     ast.Mult: lambda a, b: a * b,
@@ -61,6 +61,6 @@ def evaluate(expression: str, axes: Mapping[str, int]) -> int:
         left, right = value(node.left), value(node.right)
         if isinstance(node.op, ast.FloorDiv) and right == 0:
             raise BundleError(f"cost expression {expression!r} divides by zero at {dict(axes)}.")
-        return int(_OPERATIONS[type(node.op)](left, right))
+        return _OPERATIONS[type(node.op)](left, right)
 
     return value(_parse(expression))

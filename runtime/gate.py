@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
 from offramp.runtime import calibration
 from offramp.runtime.errors import InputError
 from offramp.runtime.points import OperatingPoint

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
 from offramp.runtime.bundle import Input, Manifest
 from offramp.runtime.errors import InputError
 
@@ -34,15 +33,14 @@ def check_inputs(
             raise InputError(f"inputs lacks {given.name!r}; the model takes {_names(manifest)}.")
         array = _as_array(inputs[given.name], given)
         if array.ndim != len(given.shape):
-            raise InputError(
-                f"input {given.name!r} has the shape {list(array.shape)}, expected {given.shape} ({len(given.shape)} axes)."
-            )
+            raise InputError(f"input {given.name!r} has the shape {list(array.shape)}, expected {given.shape}.")
         for k, wanted in enumerate(given.shape):
             size = array.shape[k]
             if isinstance(wanted, int):
                 if size != wanted:
                     raise InputError(
-                        f"input {given.name!r} has the shape {list(array.shape)}, expected {given.shape}: axis {k} is {size}."
+                        f"input {given.name!r} has the shape {list(array.shape)}, expected {given.shape}: "
+                        f"axis {k} is {size}."
                     )
             elif sizes.setdefault(wanted, size) != size:
                 raise InputError(

@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-
 from offramp.runtime import calibration
-from offramp.runtime.bundle import CALIBRATION, Manifest, decode_document, read_bytes, decode_number, encode_number
+from offramp.runtime.bundle import (
+    CALIBRATION,
+    Manifest,
+    decode_document,
+    decode_number,
+    encode_number,
+    read_bytes,
+)
 from offramp.runtime.calibration import Calibrator
 from offramp.runtime.errors import BundleError, InputError
 from offramp.runtime.files import seal, unseal, write_atomically

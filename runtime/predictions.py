@@ -57,7 +57,8 @@ class Predictions:
 class Records:
     """Every exit's outputs for N rows: what calibration works on.
 
-    logits: (J, N, C), one array or one (N, C) an exit. score: float32 (J, N) and label: int64 (J, N), as the cascade's gates saw them.
+    logits: (J, N, C), one array or one (N, C) an exit.
+    score: float32 (J, N) and label: int64 (J, N), as the cascade's gates saw them.
     flops: int64 (J, N), cumulative: what a row costs that leaves at exit j.
     features: one array an exit (N, …), or None. routing: (L, N), or None. external, reservation: (J, N), or None.
     labels: int64 (N,) true labels, -1 where unknown, or None.

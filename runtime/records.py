@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-
 from offramp.runtime.errors import InputError
 from offramp.runtime.predictions import Records
 
@@ -89,7 +88,9 @@ def read_index(folder: str | Path) -> Index:
     try:
         index = msgspec.json.decode(where.read_bytes(), type=Index)
     except OSError as error:
-        raise InputError(f"{where}: can't be read ({error.strerror}). Records are written by `offramp record`.") from error
+        raise InputError(
+            f"{where}: can't be read ({error.strerror}). Records are written by `offramp record`."
+        ) from error
     except msgspec.MsgspecError as error:
         raise InputError(f"{where}: {error}.") from error
     if index.schema != SCHEMA:

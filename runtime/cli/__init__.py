@@ -12,12 +12,20 @@ from offramp.runtime.errors import OfframpError
 
 # name -> (module with add_arguments(parser) and run(args) -> exit code, one line of help, extra that has it)
 COMMANDS = {
-    "export": ("offramp.export.cli", "turn a torch model or a multi-output ONNX file into a bundle", "export"),
+    "export": (
+        "offramp.export.cli",
+        "turn a torch model or a multi-output ONNX file into a bundle",
+        "export",
+    ),
     "record": ("offramp.runtime.cli.record", "run every exit on data and keep the outputs", "cpu"),
     "calibrate": ("offramp.runtime.cli.calibrate", "choose operating points from records", "jobs"),
     "predict": ("offramp.runtime.cli.predict", "answer the rows of a data file", "cpu"),
     "serve": ("offramp.server.cli", "serve a bundle over HTTP", "server"),
-    "demo": ("offramp.server.demo", "serve the bundled digits, send them over HTTP, show what was saved", "server"),
+    "demo": (
+        "offramp.server.demo",
+        "serve the bundled digits, send them over HTTP, show what was saved",
+        "server",
+    ),
     "version": ("offramp.runtime.cli.version", "print the version", ""),
 }
 

@@ -22,7 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"(default: {', '.join(f'{n}={b}' for n, b in BUDGETS.items())})",
     )
     parser.add_argument(
-        "--abstain-risk", type=_risk, default=0.05, help="promised error among answered rows, or none (default: 5%%)"
+        "--abstain-risk",
+        type=_risk,
+        default=0.05,
+        help="promised error among answered rows, or none (default: 5%%)",
     )
     parser.add_argument("--delta", type=fraction, default=0.05, help="chance that the promise fails (default: 5%%)")
     parser.add_argument("--seed", type=int, default=0, help="of the split into rows to choose, certify and report on")

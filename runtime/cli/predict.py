@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.cli.options import add_runtime
 from offramp.runtime.jobs.data import read_shard, shards

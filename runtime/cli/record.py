@@ -19,7 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with Cascade.load(args.bundle, args.device, threads=args.threads) as cascade, bar("recording") as progress:
+    with (
+        Cascade.load(args.bundle, args.device, threads=args.threads) as cascade,
+        bar("recording") as progress,
+    ):
         record(
             cascade,
             args.data,

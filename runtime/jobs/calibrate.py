@@ -14,11 +14,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
 from offramp.runtime.bundle import read_bundle
 from offramp.runtime.errors import BundleError, InputError
 from offramp.runtime.gate import Gate
-from offramp.runtime.points import FULL, Calibration, OperatingPoint, full, read_calibration, write_calibration
+from offramp.runtime.points import (
+    FULL,
+    Calibration,
+    OperatingPoint,
+    full,
+    read_calibration,
+    write_calibration,
+)
 from offramp.runtime.predictions import Records
 from offramp.runtime.records import read_index, read_records
 from offramp.runtime.thresholds import exit_share, sgr
@@ -164,9 +170,7 @@ def _abstain(
         "bound": answer.bound if answer.feasible else None,
         "rows": len(rows),
     }
-    return replace(
-        point, abstain_below=answer.threshold, provenance={**point.provenance, "abstention": provenance}
-    )
+    return replace(point, abstain_below=answer.threshold, provenance={**point.provenance, "abstention": provenance})
 
 
 def calibrate(
@@ -186,9 +190,7 @@ def calibrate(
     index = read_index(records)
     if index.manifest != opened.manifest.digest:
         raise InputError(f"{records}: recorded from another bundle than {bundle}. Record again with this one.")
-    points = choose_points(
-        read_records(records), budgets=budgets, abstain_risk=abstain_risk, delta=delta, seed=seed
-    )
+    points = choose_points(read_records(records), budgets=budgets, abstain_risk=abstain_risk, delta=delta, seed=seed)
     try:
         version = read_calibration(opened.path, opened.manifest).version
     except BundleError:  # a damaged one is replaced, which is what its error message asks for

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.errors import InputError
 
@@ -73,8 +72,7 @@ def _read(path: Path, manifest: Manifest) -> Mapping[str, NDArray[Any]]:
 
 def _read_parquet(path: Path) -> Mapping[str, NDArray[Any]]:
     try:
-        from pyarrow import ArrowException
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise InputError(f'{path}: Parquet needs pyarrow. Run: pip install "offramp[jobs]"') from error
     try:
@@ -84,17 +82,23 @@ def _read_parquet(path: Path) -> Mapping[str, NDArray[Any]]:
     columns = {}
     for name in table.column_names:
         values = table.column(name).to_numpy()
-        if values.dtype == object:  # nested lists: rows of one shape become one array
+        if values.dtype.kind == "O":  # nested lists: rows of one shape become one array
             try:
                 values = np.stack([_nested(v) for v in values]) if len(values) else np.zeros((0,))
             except (ValueError, TypeError) as error:
-                raise InputError(f"{path}: column {name!r} is ragged or has gaps: expected rows of one shape.") from error
+                raise InputError(
+                    f"{path}: column {name!r} is ragged or has gaps: expected rows of one shape."
+                ) from error
         columns[name] = values
     return columns
 
 
 def _nested(value: Any) -> NDArray[Any]:
-    return np.stack([_nested(v) for v in value]) if getattr(value, "dtype", None) == object else np.asarray(value)
+    return (
+        np.stack([_nested(v) for v in value])
+        if isinstance(value, np.ndarray) and value.dtype.kind == "O"
+        else np.asarray(value)
+    )
 
 
 def _labels(values: NDArray[Any], path: Path, classes: int) -> NDArray[np.int64]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
