@@ -1,0 +1,76 @@
+"""The HTTP application over one cascade."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import metadata
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from offramp.runtime.cascade import Cascade
+from offramp.runtime.errors import InputError
+from offramp.server import inference, metrics, operating_points, pages, predict
+from offramp.server.dataplane import DataPlane
+from offramp.server.engine import DirectEngine
+from offramp.server.errors import add_error_handlers
+from offramp.server.openapi import add_schemas
+from offramp.server.settings import Settings
+
+
+def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: Settings | None = None) -> FastAPI:
+    """The application that serves a bundle.
+
+    bundle: a loaded cascade, which stays the caller's to close; a bundle's folder; or settings that name one.
+        With nothing, as for `uvicorn --factory offramp.server:create_app`, the environment names it.
+    settings: limits and timeouts; from the environment by default. Where to listen is the caller's business.
+
+    Raises what Cascade.load raises.
+    """
+    if isinstance(bundle, Settings):
+        settings, bundle = bundle, None
+    settings = settings or Settings.of()
+    given = isinstance(bundle, Cascade)
+    cascade = bundle if isinstance(bundle, Cascade) else load(bundle or settings.bundle, settings)
+    counters = metrics.Metrics(cascade.manifest)
+    points = operating_points.OperatingPoints(cascade)
+    engine = DirectEngine(
+        points, counters, lanes=settings.lanes, max_queued_rows=settings.max_queued_rows, timeout=settings.timeout
+    )
+    plane = DataPlane(cascade.manifest, points, engine, counters, settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await engine.close()
+        if not given:
+            cascade.close()
+
+    app = FastAPI(
+        title=f"offramp: {cascade.manifest.name}",
+        version=metadata.version("offramp"),
+        description=f"{cascade.manifest.name} {cascade.manifest.version}, a classifier with {len(points.exits)} exits.",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.engine = engine
+    app.state.operating_points = points
+    add_error_handlers(app)
+    for router in (
+        predict.routes(plane),
+        inference.routes(plane),
+        operating_points.routes(points),
+        metrics.routes(counters),
+        pages.routes(),
+    ):
+        app.include_router(router)
+    add_schemas(app, [*predict.SCHEMAS, *inference.SCHEMAS])
+    return app
+
+
+def load(bundle: str | Path | None, settings: Settings) -> Cascade:
+    if bundle is None:
+        raise InputError("bundle is not set: name the bundle's folder, for instance with OFFRAMP_BUNDLE.")
+    return Cascade.load(
+        bundle, device=settings.device, operating_point=settings.operating_point, threads=settings.threads
+    )

@@ -1,0 +1,115 @@
+"""Request bodies: read up to a limit, unpacked up to the same limit, decoded as JSON whatever their type says.
+
+The Content-Type isn't looked at: common inference clients send JSON without one.
+"""
+
+import asyncio
+import re
+import zlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from offramp.runtime.errors import InputError
+from offramp.server.errors import ClientGone, TooLarge
+
+T = TypeVar("T")
+# Decoding this many bytes takes about half a millisecond; more than that isn't done on the event loop.
+INLINE_BYTES = 32 * 2**10
+# Of a body that is too large this many limits' worth is still read and dropped: a client that is cut off
+# while it sends never sees the answer that says why.
+_DRAIN = 4
+_WINDOW_BITS = {"gzip": (31,), "x-gzip": (31,), "deflate": (15, -15)}  # "deflate" is zlib, but some send it raw
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body of a request, unpacked.
+
+    Raises TooLarge past `limit` bytes, packed or unpacked, InputError for an encoding that is unknown or
+    broken, ClientGone if the client hangs up meanwhile.
+    """
+    body = await _receive(request, limit)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding in ("identity", "") or not body:
+        return body
+    if encoding not in _WINDOW_BITS:
+        raise InputError(f"Content-Encoding is {encoding!r}, expected gzip, deflate or identity.")
+    return await asyncio.to_thread(unpack, body, encoding, limit)
+
+
+async def _receive(request: Request, limit: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size <= limit:
+                chunks.append(chunk)
+            else:
+                chunks.clear()
+                if size > _DRAIN * limit:
+                    break
+    except ClientDisconnect as error:
+        raise ClientGone("the client hung up while sending.") from error
+    if size > limit:
+        raise _too_large(limit)
+    return b"".join(chunks)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the request body is larger than {limit} bytes. Send fewer rows at a time.")
+
+
+def unpack(body: bytes, encoding: str, limit: int) -> bytes:
+    """A gzip or deflate body, unpacked; never more than a little over `limit` bytes are made."""
+    error: zlib.error | None = None
+    for bits in _WINDOW_BITS[encoding]:
+        try:
+            return _unpack(body, bits, limit)
+        except zlib.error as reason:
+            error = error or reason
+    raise InputError(f"the body isn't valid {encoding}, which its Content-Encoding says: {error}.")
+
+
+def _unpack(body: bytes, bits: int, limit: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while body:  # a gzip body may have several members
+        member = zlib.decompressobj(bits)
+        parts.append(member.decompress(body, limit + 1 - size))
+        size += len(parts[-1])
+        if size > limit:
+            raise _too_large(limit)
+        if not member.eof:
+            raise zlib.error("it ends too early")
+        body = member.unused_data
+    return b"".join(parts)
+
+
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """Do it here if it is small, in a thread if it would hold up the event loop."""
+    return work() if size <= INLINE_BYTES else await asyncio.to_thread(work)
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """A JSON body as a struct. Raises InputError naming the field, or the place in the body."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise InputError(f"request body: {error}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"request body: {error}{_hint(body, str(error))}.") from error
+    except RecursionError as error:
+        raise InputError("request body: nested too deeply.") from error
+
+
+def _hint(body: bytes, message: str) -> str:
+    """For a NaN or Infinity: many JSON writers let them out, and "invalid character" doesn't say it."""
+    place = re.search(r"\(byte (\d+)\)", message)
+    if place is None:
+        return ""
+    byte = int(place[1])
+    found: Any = re.search(rb"-?(NaN|Infinity|Inf)", body[max(0, byte - 1) : byte + 9], re.IGNORECASE)
+    return f": JSON has no {found[1].decode()}, expected finite numbers" if found else ""

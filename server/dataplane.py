@@ -1,0 +1,88 @@
+"""The way of every inference request, whatever its protocol: read, decode, infer, encode, count."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from offramp.runtime.bundle import Manifest
+from offramp.runtime.errors import InputError
+from offramp.server.body import off_loop, read_body
+from offramp.server.engine import Answer, Engine, Query
+from offramp.server.errors import ClientGone, TooLarge, outcome
+from offramp.server.metrics import Metrics
+from offramp.server.operating_points import OperatingPoints
+from offramp.server.settings import Settings
+
+_ROW_BYTES, _NUMBER_BYTES = 128, 20  # about what a row of an answer, and a probability in it, are when encoded
+Encode = Callable[[Answer], bytes]
+Decode = Callable[[bytes], tuple[Query, Encode]]
+
+
+@dataclass(frozen=True)
+class DataPlane:
+    """What the protocols share: the model, its operating points, the engine, the counters."""
+
+    manifest: Manifest
+    points: OperatingPoints
+    engine: Engine
+    metrics: Metrics
+    settings: Settings
+
+    async def answer(self, request: Request, decode: Decode) -> Response:
+        """Answer a request.
+
+        decode: from the body to a query, and the encoder for its answer. Counts the request whichever way
+        it ends. Raises InputError and ServerError, which the app turns into responses.
+        """
+        started = time.perf_counter()
+        try:
+            body = await read_body(request, self.settings.max_body_bytes)
+            query, encode = await off_loop(len(body), lambda: decode(body))
+            answer = await _unless_disconnected(request, self.engine.infer(query))
+            numbers = len(self.manifest.classes) if query.probabilities else 0
+            size = len(answer) * (_ROW_BYTES + numbers * _NUMBER_BYTES)
+            payload = await off_loop(size, lambda: encode(answer))
+        except BaseException as error:
+            # A cancelled handler is a server that is being stopped by force, or a client that left.
+            self.metrics.ended("cancelled" if isinstance(error, asyncio.CancelledError) else outcome(error))
+            raise
+        self.metrics.answered(answer, time.perf_counter() - started)
+        return Response(payload, media_type="application/json")
+
+    def check_rows(self, rows: int) -> None:
+        """Raises TooLarge for more rows than one request may have."""
+        if rows > self.settings.row_limit:
+            raise TooLarge(
+                f"the request has {rows} rows, this server takes {self.settings.row_limit} at a time. Send it in parts."
+            )
+
+
+def check_timeout(seconds: float | None, field: str = "timeout") -> float | None:
+    if seconds is not None and not seconds > 0:
+        raise InputError(f"{field} is {seconds:g}, expected more than 0.")
+    return seconds
+
+
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
+    """The result of some work, cancelled as soon as the client hangs up. The body must have been read."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone("the client hung up.")
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,113 @@
+"""What a server counts, as Prometheus reads it.
+
+Nothing from a request becomes a label: a client can't make series. Exits and blocks are the bundle's own,
+and every series is there from the start, at zero.
+"""
+
+import platform
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import numpy as np
+from fastapi import APIRouter
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+from starlette.requests import Request
+from starlette.responses import Response
+
+from offramp.runtime.bundle import Manifest
+
+if TYPE_CHECKING:
+    from offramp.server.engine import Answer
+
+OUTCOMES = (
+    "ok", "invalid", "too_large", "rejected", "unsupported", "timeout", "unavailable", "cancelled", "error",
+)  # fmt: skip
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_OF_MODEL = ("model", "version")
+
+
+class Metrics:
+    """One server's metrics, in a registry of their own."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.registry = CollectorRegistry()
+        self._of = {"model": manifest.name, "version": manifest.version}
+        exits = [str(j) for j in range(len(manifest.exits))]
+        blocks = [str(k) for k in range(len(manifest.blocks))]
+
+        def counter(name: str, text: str, label: str | None = None) -> Counter:
+            labels = (*_OF_MODEL, label) if label else _OF_MODEL
+            return Counter(f"offramp_{name}", text, labels, registry=self.registry)
+
+        def histogram(name: str, text: str, label: str | None = None) -> Histogram:
+            labels = (*_OF_MODEL, label) if label else _OF_MODEL
+            return Histogram(f"offramp_{name}", text, labels, registry=self.registry, buckets=_SECONDS)
+
+        requests = counter("requests_total", "Inference requests, by how they ended", "outcome")
+        self._requests = {o: requests.labels(**self._of, outcome=o) for o in OUTCOMES}
+        self._rows = counter("rows_total", "Rows answered").labels(**self._of)
+        left = counter("exits_total", "Rows answered, by the exit they left from", "exit")
+        self._exits = [left.labels(**self._of, exit=j) for j in exits]
+        self._abstentions = counter("abstentions_total", "Rows answered with the abstain flag").labels(**self._of)
+        self._flops = counter("flops_total", "FLOPs of the blocks that answered rows went through").labels(**self._of)
+        self._flops_full = counter(
+            "flops_full_total", "FLOPs that the whole network would have cost for the answered rows"
+        ).labels(**self._of)
+        executed = counter("flops_executed_total", "FLOPs really run, rows that rode along included", "block")
+        self._executed = [executed.labels(**self._of, block=k) for k in blocks]
+        self._duration = histogram(
+            "request_duration_seconds", "From the request's arrival to its answer, for requests that ended ok"
+        ).labels(**self._of)
+        # Only in front of block 0: behind it a request's rows don't wait for anybody else's.
+        self._queued = histogram(
+            "queue_duration_seconds", "From a request's admission to the start of its first block", "block"
+        ).labels(**self._of, block="0")
+        self._queue_rows = Gauge(
+            "offramp_queue_rows", "Rows that wait", (*_OF_MODEL, "block"), registry=self.registry
+        ).labels(**self._of, block="0")
+        Gauge(
+            "offramp_build_info", "Constant 1, labelled with what runs here",
+            (*_OF_MODEL, "offramp", "python", "bundle"), registry=self.registry,
+        ).labels(
+            **self._of, offramp=metadata.version("offramp"), python=platform.python_version(), bundle=manifest.digest
+        ).set(1)  # fmt: skip
+
+    def ended(self, outcome: str) -> None:
+        """A request is over, one way or the other."""
+        self._requests[outcome].inc()
+
+    def answered(self, answer: "Answer", seconds: float) -> None:
+        """A request was answered."""
+        self.ended("ok")
+        self._duration.observe(seconds)
+        self._rows.inc(len(answer))
+        for j, rows in enumerate(np.bincount(answer.exit, minlength=len(self._exits))):
+            self._exits[j].inc(int(rows))
+        self._abstentions.inc(int(answer.abstain.sum()))
+        self._flops.inc(int(answer.flops.sum()))
+        self._flops_full.inc(answer.flops_full)
+
+    def waited(self, seconds: float) -> None:
+        """A request left the queue to run."""
+        self._queued.observe(seconds)
+
+    def ran(self, executed: Sequence[int]) -> None:
+        """Blocks ran. executed: FLOPs, one number a block."""
+        for series, flops in zip(self._executed, executed, strict=True):
+            series.inc(flops)
+
+    def watch_queue(self, rows: Callable[[], float]) -> None:
+        self._queue_rows.set_function(rows)
+
+
+def routes(metrics: Metrics) -> APIRouter:
+    router = APIRouter(tags=["operations"])
+
+    @router.get("/metrics", summary="Metrics in Prometheus' text format")
+    async def scrape(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(metrics.registry), headers={"Content-Type": content_type})
+
+    return router

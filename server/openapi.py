@@ -1,0 +1,60 @@
+"""OpenAPI for bodies that are decoded by us: their schemas come from the structs that decode them."""
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from starlette.responses import Response
+
+_REFERENCE = "#/components/schemas/{name}"
+_ERRORS = {
+    400: "The request is wrong; the error names the field and what was expected",
+    404: "No such model or path",
+    413: "More bytes or rows than this server takes at a time",
+    429: "Too many rows wait; Retry-After says when to come again",
+    501: "A part of the protocol that isn't spoken here",
+    503: "The timeout passed, or the server is shutting down",
+}
+
+
+class Error(msgspec.Struct):
+    """What every error looks like."""
+
+    error: str
+
+
+def documented(request: type[Any], response: type[Any]) -> dict[str, Any]:
+    """Arguments for a route: the schemas of its bodies."""
+    return {
+        "openapi_extra": {
+            "requestBody": {"required": True, "content": {"application/json": {"schema": _reference(request)}}}
+        },
+        "responses": {
+            200: {"description": "The answer", "content": {"application/json": {"schema": _reference(response)}}},
+            **{
+                status: {"description": text, "content": {"application/json": {"schema": _reference(Error)}}}
+                for status, text in _ERRORS.items()
+            },
+        },
+        "response_class": Response,
+    }
+
+
+def _reference(struct: type[Any]) -> dict[str, str]:
+    return {"$ref": _REFERENCE.format(name=struct.__name__)}
+
+
+def add_schemas(app: FastAPI, structs: list[type[Any]]) -> None:
+    """Put the structs that routes refer to into the app's OpenAPI document."""
+    _, components = msgspec.json.schema_components([*structs, Error], ref_template=_REFERENCE)
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = plain()
+        document["components"] = {"schemas": components}
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)  # FastAPI's own; nothing here answers with it
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

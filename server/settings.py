@@ -1,0 +1,48 @@
+"""What can be set on a server, by argument or by an OFFRAMP_ environment variable."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from offramp.runtime.errors import InputError
+
+
+class Settings(BaseSettings):
+    """Settings of `offramp serve`; each is also read from the environment, OFFRAMP_PORT=8000 for instance."""
+
+    model_config = SettingsConfigDict(env_prefix="OFFRAMP_", extra="forbid", frozen=True)
+
+    bundle: Path | None = Field(None, description="folder written by `offramp export`")
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    operating_point: str = Field("full", description="operating point of requests that name none")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="where the blocks run")
+    threads: int | None = Field(None, ge=1, description="threads a block runs on; default: the CPUs there are")
+    lanes: int = Field(1, ge=1, le=64, description="requests that run at the same time, sharing those threads")
+    max_rows_per_request: int = Field(16_384, ge=1, description="rows in one request; more is 413")
+    max_queued_rows: int = Field(65_536, ge=1, description="rows that may wait in all; more is 429")
+    max_body_bytes: int = Field(64 * 2**20, ge=1, description="bytes of one request body, unpacked; more is 413")
+    timeout: float = Field(300.0, gt=0, description="seconds a request may take if it doesn't say; then it's 503")
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = Field(
+        "warning", description="what the server logs; info has a line for each request"
+    )
+
+    @property
+    def row_limit(self) -> int:
+        """Rows in one request: one that could never fit in the queue is refused for good, not for now."""
+        return min(self.max_rows_per_request, self.max_queued_rows)
+
+    @classmethod
+    def of(cls, **given: object) -> Self:
+        """Settings from arguments, None meaning not given, and the environment.
+
+        Raises InputError naming the first setting that is out of range.
+        """
+        try:
+            return cls(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            raise InputError(f"{name} is {first.get('input')!r}: {first['msg']}.") from error

@@ -1,0 +1,130 @@
+"""Arrays out of JSON numbers, with errors that name the field."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offramp.runtime.bundle import Input, Manifest
+from offramp.runtime.errors import InputError
+from offramp.runtime.inputs import check_inputs
+from offramp.server.engine import Group
+
+_SHOWN = 5  # positions listed in an error
+
+
+def numbers(data: Any, dtype: np.dtype[Any], where: str) -> NDArray[Any]:
+    """Nested lists of JSON numbers as an array of a dtype.
+
+    Whole numbers fit floats, booleans fit numbers; fractions don't fit integers. Raises InputError for
+    anything else: ragged lists, null, strings, numbers that the dtype can't hold.
+    """
+    try:
+        loose = np.asarray(data)
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"{where} is ragged: expected lists of one length at each level.") from error
+    if loose.size == 0:
+        return np.zeros(loose.shape, dtype)
+    if loose.dtype.kind not in "biuf":
+        raise InputError(f"{where} holds {_misfit(data)}, expected numbers for {dtype}.")
+    if dtype.kind in "iu":
+        if loose.dtype.kind == "f":
+            raise InputError(f"{where} has numbers with a fraction or beyond 64 bits, expected whole ones for {dtype}.")
+        _check_range(loose, np.iinfo(dtype).min, np.iinfo(dtype).max, dtype, where)
+    elif dtype.kind == "b" and loose.dtype.kind != "b":
+        if loose.dtype.kind == "f":
+            raise InputError(f"{where} holds numbers with a fraction, expected booleans.")
+        _check_range(loose, 0, 1, dtype, where)
+    elif dtype.kind == "f":
+        _check_range(loose, np.finfo(dtype).min, np.finfo(dtype).max, dtype, where)
+    return np.ascontiguousarray(loose, dtype)
+
+
+def _check_range(values: NDArray[Any], low: float, high: float, dtype: np.dtype[Any], where: str) -> None:
+    for value in (values.min(), values.max()):
+        if not low <= value <= high:
+            raise InputError(f"{where} has {value}, which {dtype} can't hold.")
+
+
+def _misfit(data: Any) -> str:
+    """What in nested lists isn't a number, in JSON's words."""
+    if isinstance(data, list):
+        return next((found for found in map(_misfit, data) if found), "")
+    if isinstance(data, int) and not isinstance(data, bool):
+        return f"the number {data}" if not -(2**63) <= data < 2**64 else ""
+    if isinstance(data, float | bool):
+        return ""
+    return {str: "a string", dict: "an object", type(None): "null"}.get(type(data), "something")
+
+
+def groups_of_instances(instances: Sequence[Any], manifest: Manifest) -> tuple[Group, ...]:
+    """The rows of a /v1/predict request, those of equal shapes together.
+
+    instances: one a row, an object with the model's inputs by name; for a model with one input also that
+    input's bare value. Shapes are those of one row, so without the batch axis.
+    Raises InputError naming the instance and the input.
+    """
+    inputs = manifest.inputs
+    columns = [[_field(instance, given, k, manifest) for k, instance in enumerate(instances)] for given in inputs]
+    alike: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for k, row in enumerate(zip(*columns, strict=True)):
+        alike.setdefault(tuple(map(_shape, row)), []).append(k)
+    made = []
+    for rows in alike.values():
+        where = "instances" if len(rows) == len(instances) else f"instances{_listed(rows)}"
+        arrays = {}
+        for given, column in zip(inputs, columns, strict=True):
+            array = numbers([column[k] for k in rows], np.dtype(given.dtype), f"{where}.{given.name}")
+            if array.ndim != len(given.shape):
+                expected = [size for size in given.shape if size != "batch"]
+                raise InputError(
+                    f"{where}.{given.name} has the shape {list(array.shape[1:])} in each instance, expected {expected}."
+                )
+            arrays[given.name] = np.moveaxis(array, 0, given.batch_axis)
+        made.append(_group(arrays, manifest, np.asarray(rows, np.int64), where))
+    return tuple(made)
+
+
+def _field(instance: Any, given: Input, k: int, manifest: Manifest) -> Any:
+    """The value of one input in one instance."""
+    names = [i.name for i in manifest.inputs]
+    if not isinstance(instance, dict):
+        if len(names) == 1:
+            return instance
+        raise InputError(f"instances[{k}] is not an object, expected one with {names}.")
+    if given.name not in instance:
+        raise InputError(f"instances[{k}] lacks {given.name!r}, expected {names}.")
+    if len(instance) > len(names):
+        extra = next(name for name in instance if name not in names)
+        raise InputError(f"instances[{k}] has {extra!r}, which the model doesn't take; expected {names}.")
+    return instance[given.name]
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """The shape of nested lists as their first elements tell it; `numbers` finds the ragged ones."""
+    sizes = []
+    while isinstance(value, list):
+        sizes.append(len(value))
+        value = value[0] if value else None
+    return tuple(sizes)
+
+
+def _listed(rows: Sequence[int]) -> str:
+    more = ", …" if len(rows) > _SHOWN else ""
+    return f"[{', '.join(map(str, itertools.islice(rows, _SHOWN)))}{more}]"
+
+
+def group_of_arrays(arrays: Mapping[str, NDArray[Any]], manifest: Manifest) -> Group:
+    """The rows of a request that brings whole arrays, one an input. Raises InputError naming the input."""
+    checked, sizes = check_inputs(arrays, manifest)
+    return Group(checked, sizes, np.arange(sizes["batch"]))
+
+
+def _group(arrays: Mapping[str, NDArray[Any]], manifest: Manifest, positions: NDArray[np.int64], where: str) -> Group:
+    try:
+        checked, sizes = check_inputs(arrays, manifest)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    return Group(checked, sizes, positions)
