@@ -160,9 +160,7 @@ class Calibrator(ABC):
 
     def _fitted(self) -> dict[str, Any]:
         """Attributes that end in '_' and don't begin with it."""
-        return {
-            key: value for key, value in vars(self).items() if key.endswith("_") and not key.startswith("_")
-        }
+        return {key: value for key, value in vars(self).items() if key.endswith("_") and not key.startswith("_")}
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, exact: Python's JSON writes the shortest decimal that reads back to the same float."""

@@ -51,9 +51,7 @@ def _binned(reduce_bins: Callable[[Array], Array]) -> Callable[..., Resampled]:
 
 
 @resampled(_binned(lambda sums: np.abs(sums).sum(axis=1)))
-def ece(
-    probabilities: ArrayLike, labels: ArrayLike, bins: int = 15, *, weights: ArrayLike | None = None
-) -> float:
+def ece(probabilities: ArrayLike, labels: ArrayLike, bins: int = 15, *, weights: ArrayLike | None = None) -> float:
     """Expected calibration error Σ_m |B_m|/N·|conf_m − acc_m| of the top class, in [0, 1]. Guo et al.
     2017."""
     rows = pairs(probabilities, labels, weights)
@@ -61,9 +59,7 @@ def ece(
 
 
 @resampled(_binned(lambda sums: sums.sum(axis=1)))
-def mcs(
-    probabilities: ArrayLike, labels: ArrayLike, bins: int = 15, *, weights: ArrayLike | None = None
-) -> float:
+def mcs(probabilities: ArrayLike, labels: ArrayLike, bins: int = 15, *, weights: ArrayLike | None = None) -> float:
     """Miscalibration score Σ_m |B_m|/N·(conf_m − acc_m), in [−1, 1]: + over-confident, − under-confident.
 
     The bins cancel: it is mean confidence minus accuracy. cwMCS eq. 5.
@@ -72,9 +68,7 @@ def mcs(
     return float(_bin_residuals(rows, bins).sum() / rows.mass) if len(rows) else NAN
 
 
-def ace(
-    probabilities: ArrayLike, labels: ArrayLike, bins: int = 15, *, weights: ArrayLike | None = None
-) -> float:
+def ace(probabilities: ArrayLike, labels: ArrayLike, bins: int = 15, *, weights: ArrayLike | None = None) -> float:
     """Adaptive ECE: equal-mass bins, the stable order cut like np.array_split, in [0, 1]. Nixon et al. 2019.
 
     With more bins than rows each row is its own bin.
@@ -302,10 +296,8 @@ def classwise_ece(
 
     def work(rows: slice) -> tuple[Floats, Ints, Floats]:
         block = p[rows]
-        if w is None:
-            total = np.add.reduce(block, axis=0, dtype=np.float64)
-        else:
-            total = w[rows] @ block.astype(np.float64)
+        weight = np.ones(len(block)) if w is None else w[rows]
+        total = weight @ block.astype(np.float64)
         high = np.flatnonzero(block > first_edge)
         values = block.reshape(-1)[high].astype(np.float64)
         number = equal_width(values, bins)
@@ -363,18 +355,14 @@ def _resampled_mean(losses: Callable[..., tuple[Floats, Ints | None]]) -> Callab
     return prepare
 
 
-def _nll_losses(
-    probabilities: ArrayLike, labels: ArrayLike, from_logits: bool = False
-) -> tuple[Floats, Ints | None]:
+def _nll_losses(probabilities: ArrayLike, labels: ArrayLike, from_logits: bool = False) -> tuple[Floats, Ints | None]:
     def of_logits(block: Array, truth: Ints) -> Floats:
         return -scores.log_softmax(block.astype(np.float64))[np.arange(len(block)), truth]
 
     def of_probabilities(block: Array, truth: Ints) -> Floats:
         own = block[np.arange(len(block)), truth].astype(np.float64)
         if (own < -SLACK_BELOW).any() or (own > 1 + 1e-5).any():
-            raise InputError(
-                "probabilities: expected numbers in [0, 1]; pass softmax(logits), or from_logits=True."
-            )
+            raise InputError("probabilities: expected numbers in [0, 1]; pass softmax(logits), or from_logits=True.")
         with np.errstate(divide="ignore", invalid="ignore"):
             return -np.log(np.where(np.isnan(block.max(axis=1)), NAN, np.clip(own, 0.0, 1.0)))
 

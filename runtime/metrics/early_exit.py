@@ -34,9 +34,7 @@ def _correct(correct: ArrayLike) -> Bools:
 def _scores(scores: ArrayLike, shape: tuple[int, ...]) -> Array:
     s = np.asarray(scores)
     if s.shape != shape or s.dtype.kind not in "fiu":
-        raise InputError(
-            f"scores: expected numbers of shape {shape}, as correct has, got {s.shape} of {s.dtype}."
-        )
+        raise InputError(f"scores: expected numbers of shape {shape}, as correct has, got {s.shape} of {s.dtype}.")
     arrays.refuse_nan(np.isnan(s).any(axis=0), "scores")
     return s
 
@@ -45,9 +43,7 @@ def _cost(cost: ArrayLike, shape: tuple[int, ...]) -> Floats:
     c = np.asarray(cost, np.float64)
     c = np.broadcast_to(c[:, None], shape) if c.shape == shape[:1] else c
     if c.shape != shape or not np.isfinite(c).all():
-        raise InputError(
-            f"cost: expected finite numbers of shape {shape[:1]} or {shape}, got shape {c.shape}."
-        )
+        raise InputError(f"cost: expected finite numbers of shape {shape[:1]} or {shape}, got shape {c.shape}.")
     return c
 
 
@@ -139,9 +135,9 @@ def cost_accuracy(
     if thresholds is None:
         from offramp.runtime.thresholds import geometric_shares, thresholds_for_shares
 
-        bars = np.array(
-            [thresholds_for_shares(s, geometric_shares(len(s), q)) for q in _spread(points)]
-        ).reshape(-1, len(s))
+        bars = np.array([thresholds_for_shares(s, geometric_shares(len(s), q)) for q in _spread(points)]).reshape(
+            -1, len(s)
+        )
     else:
         bars = np.array([_bars(one, len(s)) for one in np.atleast_2d(np.asarray(thresholds, np.float64))])
     rows = np.arange(s.shape[1])
@@ -207,9 +203,7 @@ def gap_to_oracle(correct: ArrayLike, cost: ArrayLike, exits: ArrayLike) -> Orac
     if not len(rows):
         return OracleGap(float("nan"), float("nan"))
     spent = float(c[chosen, rows].mean())
-    return OracleGap(
-        best.accuracy - float(right[chosen, rows].mean()), spent / best.cost if best.cost else np.nan
-    )
+    return OracleGap(best.accuracy - float(right[chosen, rows].mean()), spent / best.cost if best.cost else np.nan)
 
 
 def agreement(labels: ArrayLike) -> Floats:
@@ -229,9 +223,7 @@ def overthinking(correct: ArrayLike) -> float:
     return float((right[:-1].any(axis=0) & ~right[-1]).mean()) if right.shape[1] else float("nan")
 
 
-def expected_loss(
-    predicted: ArrayLike, labels: ArrayLike, loss: ArrayLike, abstain: ArrayLike | None = None
-) -> float:
+def expected_loss(predicted: ArrayLike, labels: ArrayLike, loss: ArrayLike, abstain: ArrayLike | None = None) -> float:
     """Mean loss[label, predicted] over rows by a user's loss matrix (C, C), rows the truth.
 
     With `abstain` (N,) flags the matrix is (C, C + 1), its last column the price of not answering. Rows

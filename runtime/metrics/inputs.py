@@ -89,9 +89,7 @@ def _in_range(confidence: Floats) -> Floats:
     outside = (confidence < -SLACK) | (confidence > 1 + SLACK)
     if outside.any():
         where = arrays.describe_rows(np.flatnonzero(outside))
-        raise InputError(
-            f"probabilities: expected numbers in [0, 1], not so in {where}; pass softmax(logits)."
-        )
+        raise InputError(f"probabilities: expected numbers in [0, 1], not so in {where}; pass softmax(logits).")
     clipped: Floats = np.clip(confidence, 0.0, 1.0)
     return clipped
 

@@ -81,9 +81,7 @@ def tertiles(feature: ArrayLike, cuts: ArrayLike | None = None) -> Ints:
     return np.asarray((rho > at[0]).astype(np.int64) + (rho > at[1]))
 
 
-def worst_tertile_ece(
-    probabilities: ArrayLike, labels: ArrayLike, feature: ArrayLike, bins: int = 15
-) -> float:
+def worst_tertile_ece(probabilities: ArrayLike, labels: ArrayLike, feature: ArrayLike, bins: int = 15) -> float:
     """The largest of the three tertiles' ECEs, in [0, 1]; empty tertiles are left out, NaN without rows.
 
     probabilities, labels: as for `ece`. feature: (N,). Tertiles are of the labelled rows. AR section 2.2.
@@ -141,9 +139,7 @@ def _gap(cells: Ints, min_count: int) -> MatchedGap:
     absolute = np.abs(gaps)
     return MatchedGap(
         max=float(np.nanmax(absolute)) if shared else NAN,
-        weighted=float((np.where(weight > 0, absolute, 0.0) * weight).sum() / weight.sum())
-        if shared
-        else NAN,
+        weighted=float((np.where(weight > 0, absolute, 0.0) * weight).sum() / weight.sum()) if shared else NAN,
         shared_bins=shared,
         gaps=gaps,
         low_rows=low,
@@ -251,9 +247,7 @@ def matched_gap_permutation(
     hits = np.stack([low, right - low - high, high], axis=2)
     drawn = np.stack([rows - hits, hits], axis=3)
     largest, mean = _statistics(drawn, min_count)
-    return Permutation(
-        _p_value(largest, observed.max), _p_value(mean, observed.weighted), permutations, observed
-    )
+    return Permutation(_p_value(largest, observed.max), _p_value(mean, observed.weighted), permutations, observed)
 
 
 def _p_value(null: Floats, observed: float) -> float:

@@ -35,16 +35,12 @@ class _Ties:
         s, e = s[order], e[order]
         last = _last_of_ties(s)
         if w is None:
-            return cls(
-                s[last], last + 1, (last + 1).astype(np.float64), np.cumsum(e)[last].astype(np.float64)
-            )
+            return cls(s[last], last + 1, (last + 1).astype(np.float64), np.cumsum(e)[last].astype(np.float64))
         w = w[order]
         return cls(s[last], last + 1, np.cumsum(w)[last], np.cumsum(w * e)[last])
 
 
-def _inputs(
-    score: ArrayLike, error: ArrayLike, weights: ArrayLike | None
-) -> tuple[Floats, Bools, Floats | None]:
+def _inputs(score: ArrayLike, error: ArrayLike, weights: ArrayLike | None) -> tuple[Floats, Bools, Floats | None]:
     s = arrays.vector(score, "score")
     e = arrays.flags(error, "error", len(s))
     w = arrays.weights(weights, len(s))
@@ -55,11 +51,7 @@ def _inputs(
 
 def _last_of_ties(ordered: Floats) -> Ints:
     """Positions where a run of equal values ends."""
-    return (
-        np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
-        if len(ordered)
-        else np.zeros(0, np.int64)
-    )
+    return np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)) if len(ordered) else np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -81,9 +73,7 @@ def risk_coverage(score: ArrayLike, error: ArrayLike, *, weights: ArrayLike | No
     return RiskCoverage(ties.score, ties.mass / total, ties.errors / ties.mass)
 
 
-def risk_at_coverage(
-    score: ArrayLike, error: ArrayLike, coverage: float, *, weights: ArrayLike | None = None
-) -> float:
+def risk_at_coverage(score: ArrayLike, error: ArrayLike, coverage: float, *, weights: ArrayLike | None = None) -> float:
     """Selective risk of the smallest whole set that covers at least `coverage` of the rows, in [0, 1]."""
     coverage = arrays.fraction(coverage, "coverage", high_open=False)
     curve = risk_coverage(score, error, weights=weights)

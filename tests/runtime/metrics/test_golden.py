@@ -117,9 +117,7 @@ def test_toy(case):
         found = thresholds.sgr(case["scores"], case["error"], case["risk"], case["delta"])
         assert not found.feasible
         assert found.threshold == float("inf")
-        assert not thresholds.sgr(
-            case["scores"], case["error"], case["risk"], case["delta"], "binary"
-        ).feasible
+        assert not thresholds.sgr(case["scores"], case["error"], case["risk"], case["delta"], "binary").feasible
     else:
         extra = {key: case[key] for key in ("bins", "convention") if key in case}
         outcome = case["correct"] if name == "ece" else [1 - right for right in case["correct"]]

@@ -1,0 +1,182 @@
+"""Class-wise miscalibration temperature scaling: hotter where a class is over-confident, cooler where
+under."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from offramp.runtime import arrays, scores
+from offramp.runtime.arrays import Array, Floats, Ints
+from offramp.runtime.calibration.curves import OddsCurves
+from offramp.runtime.calibration.protocol import Calibrator, Given
+from offramp.runtime.calibration.registry import register
+from offramp.runtime.calibration.temperature import ece_temperature, fit_inverse_temperature, top_one_ece
+from offramp.runtime.errors import InputError
+from offramp.runtime.metrics.bins import check_bins
+
+GAMMAS = np.arange(-999, 1000) / 1000
+# 1 + γ·cwMCS_k stays above this, so that every T_k stays positive and finite.
+LEAST_FACTOR = 0.01
+
+
+@register
+class CwMCS(Calibrator):
+    """T_k = T·(1 + γ·cwMCS_k), cwMCS eq. 5–10.
+
+    mode: "predicted" divides a row by T of its top class, which can't move the argmax; "class" divides every
+    logit by its own T_k, as published, which can. by: cwMCS_k over the rows predicted as k, or truly of
+    class k (as published: not zero for a calibrated model). base: T by "nll", or by "ece" on 0.5…2 as in the
+    authors' code. objective: γ on (−1, 1) step 0.001 by "nll" or "ece". normalize: "max" divides by the
+    largest cwMCS_k (by the largest magnitude when that isn't positive, which would flip every sign),
+    "minmax" maps to [0, 1], "none". clip_outliers: clip to Tukey's fences first, as the authors do.
+
+    The published form: CwMCS(mode="class", by="true", objective="ece", clip_outliers=True).
+    A class absent from the fit keeps cwMCS_k = 0. scores_: (C,) normalised cwMCS; temperatures_: (C,) T_k >
+    0.
+    """
+
+    name = "cwmcs"
+    preserves_argmax = True
+    temperature_: float
+    gamma_: float
+    scores_: Floats
+    temperatures_: Floats
+
+    def __init__(
+        self,
+        mode: Literal["predicted", "class"] = "predicted",
+        by: Literal["predicted", "true"] = "predicted",
+        base: Literal["nll", "ece"] = "nll",
+        objective: Literal["nll", "ece"] = "nll",
+        normalize: Literal["max", "minmax", "none"] = "max",
+        clip_outliers: bool = False,
+        bins: int = 15,
+    ) -> None:
+        for name, value, allowed in (
+            ("mode", mode, ("predicted", "class")),
+            ("by", by, ("predicted", "true")),
+            ("base", base, ("nll", "ece")),
+            ("objective", objective, ("nll", "ece")),
+            ("normalize", normalize, ("max", "minmax", "none")),
+        ):
+            if value not in allowed:
+                raise InputError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}.")
+        self.mode, self.by, self.base, self.objective, self.normalize = mode, by, base, objective, normalize
+        self.clip_outliers, self.bins = bool(clip_outliers), check_bins(bins)
+        self.preserves_argmax = mode == "predicted"
+
+    def options(self) -> dict[str, Any]:
+        names = ("mode", "by", "base", "objective", "normalize", "clip_outliers", "bins")
+        return {name: getattr(self, name) for name in names}
+
+    # ------------------------------------------------------------ fit
+
+    def _fit(self, z: Array, y: Ints, aux: Mapping[str, Any], w: Floats | None) -> None:
+        if self.base == "ece":
+            self.temperature_ = ece_temperature(z, y, w, self.bins)
+        else:
+            self.temperature_ = 1.0 / fit_inverse_temperature(z, y, w)[0]
+        weight = np.ones(len(z)) if w is None else w
+        top = scores.top_label(z)
+        odds = scores.log_odds(z.astype(np.float64, copy=False), None, 1.0 / self.temperature_)
+        k = y if self.by == "true" else top
+        mass = arrays.group_sums(k, weight, z.shape[1])
+        sums = arrays.group_sums(k, weight * (scores.sigmoid(odds) - (top == y)), z.shape[1])
+        raw = np.divide(sums, mass, out=np.zeros_like(sums), where=mass > 0)
+        self.scores_ = normalised(raw, mass > 0, self.normalize, self.clip_outliers)
+        factors = 1.0 + GAMMAS[:, None] * np.array([[self.scores_.min(), self.scores_.max()]])
+        gammas = GAMMAS[(factors >= LEAST_FACTOR).all(axis=1)]
+        search = self._predicted_losses if self.mode == "predicted" else self._class_losses
+        losses = search(z, y, top, weight, gammas)
+        # Among equals the smallest change.
+        best = np.flatnonzero(losses <= np.nanmin(losses))
+        self.gamma_ = float(gammas[best[np.abs(gammas[best]).argmin()]])
+        self.temperatures_ = self.temperature_ * (1.0 + self.gamma_ * self.scores_)
+
+    def _predicted_losses(self, z: Array, y: Ints, top: Ints, w: Floats, gammas: Floats) -> Floats:
+        own = self.scores_[top]
+        factors = 1.0 + np.outer([gammas[0], gammas[-1]], own)
+        low, high = 1 / factors.max() / self.temperature_, 1 / factors.min() / self.temperature_
+        curves = OddsCurves(z, low, high, nodes=33)
+        rows = np.arange(len(z))
+        with np.errstate(invalid="ignore"):
+            behind = z[rows, top].astype(np.float64) - z[rows, y].astype(np.float64)
+        behind[top == y] = 0.0
+        # A label at −inf is impossible at every γ.
+        w = np.where(np.isfinite(behind), w, 0.0) if np.isfinite(behind).any() else w
+        behind = np.where(np.isfinite(behind), behind, 0.0)
+        correct = top == y
+
+        def loss(gamma: float) -> float:
+            beta = 1.0 / (self.temperature_ * (1.0 + gamma * own))
+            odds = curves(beta)
+            if self.objective == "ece":
+                return top_one_ece(odds, correct, w, self.bins)
+            return float(w @ (beta * behind + np.logaddexp(0.0, -odds)) / w.sum())
+
+        return np.array([loss(float(gamma)) for gamma in gammas])
+
+    def _class_losses(self, z: Array, y: Ints, top: Ints, w: Floats, gammas: Floats) -> Floats:
+        betas = 1.0 / (self.temperature_ * (1.0 + gammas[:, None] * self.scores_))
+
+        def work(rows: slice) -> Floats:
+            """(G, …) what each γ adds: NLL, or residuals by bin."""
+            block, truth, weight = z[rows].astype(np.float64), y[rows], w[rows]
+            n = np.arange(len(block))
+            out = np.empty((len(betas), self.bins if self.objective == "ece" else 1))
+            for g, beta in enumerate(betas):
+                scaled = block * beta
+                label = scaled.argmax(axis=1)
+                gaps = scores.differences(scaled, label)
+                total = np.exp(gaps).sum(axis=1)
+                if self.objective == "nll":
+                    out[g] = weight @ (np.log(total) - np.maximum(gaps[n, truth], -1e30))
+                else:
+                    confidence = 1.0 / total
+                    number = np.minimum((np.ceil(confidence * self.bins) - 1).astype(np.int64), self.bins - 1)
+                    out[g] = arrays.group_sums(number, weight * (confidence - (label == truth)), self.bins)
+            return out
+
+        return np.asarray(np.abs(sum(arrays.for_each_block(work, *z.shape))).sum(axis=1))
+
+    # ------------------------------------------------------------ use
+
+    def _apply(self, z: Array, aux: Mapping[str, Any]) -> Array:
+        if self.mode == "predicted":
+            return scores.softmax(z, 1.0 / self.temperatures_[scores.top_label(z)])
+        out = np.empty(z.shape, scores.softmax(z[:0]).dtype)
+        for rows in arrays.row_blocks(*z.shape):
+            out[rows] = scores.softmax(z[rows] / self.temperatures_)
+        return out
+
+    def _score(self, given: Given) -> Array:
+        z = given.logits
+        if self.mode == "predicted":
+            return scores.log_odds(z.astype(np.float64, copy=False), None, 1.0 / self.temperatures_)
+        out = np.empty(len(z))
+        for rows in arrays.row_blocks(*z.shape):
+            out[rows] = scores.log_odds(z[rows] / self.temperatures_)
+        return out
+
+    def graph_inputs(self, classes: int) -> dict[str, Floats]:
+        one, inverse = np.ones(classes), 1.0 / self.temperatures_
+        if self.mode == "predicted":
+            return {"scale": one, "bias": np.zeros(classes), "inv_temperature": inverse}
+        return {"scale": inverse, "bias": np.zeros(classes), "inv_temperature": one}
+
+
+def normalised(raw: Floats, present: Array, how: str, clip_outliers: bool) -> Floats:
+    """cwMCS of the present classes clipped and normalised; absent ones 0."""
+    out = np.zeros(len(raw))
+    value = raw[present]
+    if clip_outliers:
+        low, high = np.quantile(value, [0.25, 0.75])
+        value = np.clip(value, low - 1.5 * (high - low), high + 1.5 * (high - low))
+    if how == "max":
+        largest = value.max() if value.max() > 0 else np.abs(value).max()
+        value = value / largest if largest > 0 else value
+    elif how == "minmax":
+        spread = value.max() - value.min()
+        value = (value - value.min()) / spread if spread > 0 else np.zeros(len(value))
+    out[present] = value
+    return out

@@ -1,0 +1,164 @@
+"""Monotone maps of the top-1 confidence: isotonic regression, beta and Platt calibration."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from offramp.runtime import scores
+from offramp.runtime.arrays import Array, Floats
+from offramp.runtime.calibration.protocol import Given
+from offramp.runtime.calibration.registry import register
+from offramp.runtime.calibration.top_one import TopOne, finite_score, softplus
+from offramp.runtime.errors import InputError
+
+
+@dataclass(frozen=True)
+class MonotoneLine:
+    """A non-decreasing function: straight between its points, constant beyond them."""
+
+    x: Floats
+    y: Floats
+
+    def __call__(self, at: ArrayLike) -> Floats:
+        return np.interp(np.asarray(at, np.float64), self.x, self.y)
+
+
+def isotonic_regression(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> MonotoneLine:
+    """Least squares among non-decreasing functions of x; equal x are one point with their weighted mean.
+
+    x, y: (N,), N ≥ 1. Only the ends of each level are kept.
+    """
+    from scipy.optimize import isotonic_regression as pool_adjacent_violators
+
+    at, outcome = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    if at.shape != outcome.shape or at.ndim != 1 or not len(at):
+        raise InputError(f"x, y: expected (N,) of the same length ≥ 1, got {at.shape} and {outcome.shape}.")
+    w = np.ones(len(at)) if weights is None else np.asarray(weights, np.float64)
+    points, group = np.unique(at, return_inverse=True)
+    mass = np.bincount(group, w)
+    mean = np.bincount(group, w * outcome) / mass
+    level = np.asarray(pool_adjacent_violators(mean, weights=mass).x)
+    changes = level[1:] != level[:-1]
+    kept = np.append(True, changes) | np.append(changes, True)
+    return MonotoneLine(points[kept], level[kept])
+
+
+@register
+class Isotonic(TopOne):
+    """P(right | score) by isotonic regression, non-decreasing in the score. Zadrozny & Elkan 2002.
+
+    Merges scores (it has flat stretches), so the order is kept only weakly. points_, levels_: the line
+    through (log-odds, probability).
+    """
+
+    name = "isotonic"
+    points_: Floats
+    levels_: Floats
+
+    def _fit_pairs(self, given: Given, correct: Array, w: Floats) -> None:
+        line = isotonic_regression(given.score, correct, w)
+        self.points_, self.levels_ = line.x, line.y
+
+    def _score(self, given: Given) -> Array:
+        return scores.logit(np.clip(MonotoneLine(self.points_, self.levels_)(given.score), 0.0, 1.0))
+
+
+def fit_logistic(features: Floats, target: Floats, w: Floats, prior: Floats, ridge: float) -> Floats:
+    """Logistic regression (N, K) -> (K,) by damped Newton; `ridge` pulls each coefficient towards `prior`.
+
+    The ridge is per unit of mean weight; above 0 it makes the answer unique and finite.
+    """
+    share = w / w.sum()
+
+    def loss(b: Floats) -> float:
+        odds = features @ b
+        return float(share @ (softplus(odds) - target * odds) + ridge / 2 * ((b - prior) ** 2).sum())
+
+    b = prior.copy()
+    value = loss(b)
+    for _ in range(200):
+        p = scores.sigmoid(features @ b)
+        gradient = features.T @ (share * (p - target)) + ridge * (b - prior)
+        curvature = (features * (share * p * (1 - p))[:, None]).T @ features + ridge * np.eye(len(b))
+        step = np.linalg.lstsq(curvature, gradient, rcond=None)[0]
+        size = 1.0
+        while size > 1e-12 and not loss(b - size * step) <= value - 1e-4 * size * float(gradient @ step):
+            size /= 2
+        if size <= 1e-12:
+            break
+        b = b - size * step
+        before, value = value, loss(b)
+        if before - value <= 1e-15 * abs(before):
+            break
+    return b
+
+
+@register
+class Platt(TopOne):
+    """sigmoid(a·s + b) on any score s. Platt 1999, with his targets (n₊ + 1)/(n₊ + 2) and 1/(n₋ + 2), which
+    keep a and b finite also when all are right.
+
+    The runtime's score is the log-odds; any other score may be given as "score", to fit by `fit_score`.
+    """
+
+    name = "platt"
+    slope_: float
+    intercept_: float
+
+    def _fit_pairs(self, given: Given, correct: Array, w: Floats) -> None:
+        s = finite_score(given)
+        right, wrong = float(w[correct].sum()), float(w[~correct].sum())
+        target = np.where(correct, (right + 1) / (right + 2), 1 / (wrong + 2))
+        # Centred and scaled, so that a score of any size is as easy to solve.
+        centre, spread = float(s.mean()), float(s.std()) or 1.0
+        features = np.stack([(s - centre) / spread, np.ones(len(s))], axis=1)
+        slope, intercept = fit_logistic(features, target, w, np.zeros(2), 1e-12)
+        self.slope_ = float(slope / spread)
+        self.intercept_ = float(intercept - slope * centre / spread)
+
+    def fit_score(self, score: ArrayLike, correct: ArrayLike, weights: ArrayLike | None = None) -> "Platt":
+        """Fit on (N,) values of any confidence score and (N,) correctness; `confidence({"score": …})`
+        follows."""
+        s, t = np.asarray(score), np.asarray(correct).astype(bool)
+        if s.ndim != 1 or s.shape != t.shape or not len(s):
+            raise InputError(f"score, correct: expected (N,) of the same length ≥ 1, got {s.shape}, {t.shape}.")
+        self.classes_ = 2 if self.classes_ is None else self.classes_
+        self._fit_pairs(Given({"score": s}), t, np.ones(len(s)) if weights is None else np.asarray(weights, float))
+        return self
+
+    def _score(self, given: Given) -> Array:
+        return self.slope_ * given.score.astype(np.float64) + self.intercept_
+
+
+@register
+class Beta(TopOne):
+    """log-odds a·ln c − b·ln(1 − c) + m with a, b ≥ 0. Kull et al. 2017.
+
+    Fitted by NLL; a negative a or b is set to 0 and the rest fitted again. A ridge of 1e-9 towards the
+    identity (1, 1, 0) decides where the rows don't. coefficients_: (a, b, m).
+    """
+
+    name = "beta"
+    coefficients_: Floats
+
+    def _fit_pairs(self, given: Given, correct: Array, w: Floats) -> None:
+        features = _beta_features(finite_score(given))
+        target = correct.astype(np.float64)
+        used = np.array([True, True, True])
+        prior = np.array([1.0, 1.0, 0.0])
+        while True:
+            found = np.zeros(3)
+            found[used] = fit_logistic(features[:, used], target, w, prior[used], 1e-9)
+            negative = np.flatnonzero(found[:2] < 0)
+            if not len(negative):
+                break
+            used[negative[found[negative].argmin()]] = False
+        self.coefficients_ = found
+
+    def _score(self, given: Given) -> Array:
+        return np.asarray(_beta_features(given.score.astype(np.float64)) @ self.coefficients_)
+
+
+def _beta_features(s: Floats) -> Floats:
+    """(N, 3): ln c, −ln(1 − c) and 1, straight from the log-odds."""
+    return np.stack([-softplus(-s), softplus(s), np.ones(len(s))], axis=1)

@@ -1,0 +1,98 @@
+"""Maps that change what confidence is reported and never the order of rows (EEFP section 3.2, appendix B).
+
+Exits are decided on the raw score, so such a map changes no exit. Both mix in a little of the identity (ε =
+0.05), which keeps neighbours apart in finite precision, and both work on 1 − ĉ, where confident rows differ.
+"""
+
+import numpy as np
+from offramp.runtime import scores
+from offramp.runtime.arrays import Array, Floats
+from offramp.runtime.calibration.monotone import MonotoneLine, isotonic_regression
+from offramp.runtime.calibration.protocol import Given
+from offramp.runtime.calibration.registry import register
+from offramp.runtime.calibration.search import minimise
+from offramp.runtime.calibration.top_one import TopOne, finite_score
+
+EPSILON = 0.05
+# From here on 1 − ĉ is proportional to e^(−s) to the last bit, and may be below what a float can hold.
+STEEP = 40.0
+ALPHA_RANGE = (1e-2, 1e2)
+
+
+def power_log_odds(score: Array, alpha: float, classes: int) -> Floats:
+    """Log-odds of f̂_α(c), c = sigmoid(score): strictly increasing in the score, from float32 or float64.
+
+    1 − ĉ = ε(1 − c) + (1 − ε)(1 − 1/C)·(−expm1(α·log1p(−u))), u = sigmoid(−s)/(1 − 1/C).
+    Below c = 1/C, which no top class has, f_α stays at 1/C and only the ε-share still falls.
+    """
+    s = np.asarray(score, np.float64)
+    if classes == 1:
+        return s
+    room = 1.0 - 1.0 / classes
+    wrong = scores.sigmoid(-s)
+    u = np.minimum(wrong / room, 1.0)
+    with np.errstate(divide="ignore"):
+        bent = room * -np.expm1(alpha * np.log1p(-u))
+    missing = EPSILON * wrong + (1 - EPSILON) * bent
+    with np.errstate(divide="ignore", invalid="ignore"):
+        near = np.log1p(-missing) - np.log(missing)
+    return np.where(s > STEEP, s - np.log(EPSILON + (1 - EPSILON) * alpha), near)
+
+
+def binary_nll(log_odds: Floats, correct: Array, w: Floats) -> float:
+    """Mean −ln of the probability given to what happened."""
+    return float(w @ np.logaddexp(0.0, np.where(correct, -log_odds, log_odds)) / w.sum())
+
+
+@register
+class RankPreservingPower(TopOne):
+    """f̂_α(c) = ε·c + (1 − ε)·f_α(c), f_α(c) = 1/C + (1 − 1/C)·((c − 1/C)/(1 − 1/C))^α; α by binary NLL.
+
+    Fixes both ends: 1/C stays 1/C, 1 stays 1. alpha_: in [0.01, 100]; the lower end when every row is right,
+    the upper when every row is wrong. At α = 1 nothing changes.
+    """
+
+    name = "rank_preserving_power"
+    preserves_ranking = True
+    alpha_: float
+
+    def _fit_pairs(self, given: Given, correct: Array, w: Floats) -> None:
+        s = finite_score(given)
+        classes = self.classes_ or 1
+
+        def loss(log_alpha: float) -> float:
+            return binary_nll(power_log_odds(s, float(np.exp(log_alpha)), classes), correct, w)
+
+        low, high = np.log(ALPHA_RANGE)
+        self.alpha_ = float(np.exp(minimise(loss, low, high, 41, 1e-8)))
+
+    def _score(self, given: Given) -> Array:
+        return power_log_odds(given.score, self.alpha_, self.classes_ or 1)
+
+
+@register
+class RankPreservingIsotonic(TopOne):
+    """ε·c + (1 − ε)·g(c), g isotonic regression clipped to [1/(n + 2), (n + 1)/(n + 2)], n the fitted rows.
+
+    Doesn't pin the ends, unlike the power. points_, levels_: g as a line through (log-odds, probability).
+    """
+
+    name = "rank_preserving_isotonic"
+    preserves_ranking = True
+    points_: Floats
+    levels_: Floats
+
+    def _fit_pairs(self, given: Given, correct: Array, w: Floats) -> None:
+        line = isotonic_regression(finite_score(given), correct, w)
+        n = len(correct)
+        self.points_, self.levels_ = line.x, np.clip(line.y, 1 / (n + 2), (n + 1) / (n + 2))
+
+    def _score(self, given: Given) -> Array:
+        s = given.score.astype(np.float64)
+        level = MonotoneLine(self.points_, self.levels_)(s)
+        missing = EPSILON * scores.sigmoid(-s) + (1 - EPSILON) * (1 - level)
+        right = EPSILON * scores.sigmoid(s) + (1 - EPSILON) * level
+        # Where g is flat, ε·(1 − c) drowns in 1 − g beyond s ≈ 30. A slope of at most 1/1000 that dies out
+        # keeps float32 neighbours apart there and moves 1 − ĉ by less than 9% even at the largest float.
+        apart = np.log1p(np.maximum(s - 20.0, 0.0)) - np.log1p(np.maximum(-s - 20.0, 0.0))
+        return np.asarray(np.log(right) - np.log(missing) + 1e-3 * apart)

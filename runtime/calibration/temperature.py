@@ -1,0 +1,297 @@
+"""One temperature for all rows, and its relatives."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from offramp.runtime import arrays, scores
+from offramp.runtime.arrays import Array, Floats, Ints
+from offramp.runtime.calibration.curves import OddsCurves
+from offramp.runtime.calibration.protocol import Calibrator, Given
+from offramp.runtime.calibration.registry import register
+from offramp.runtime.calibration.search import minimise
+from offramp.runtime.errors import InputError
+from offramp.runtime.metrics.bins import check_bins, equal_width
+
+# Above this many logits the solve starts from a tenth of a percent to a few percent of the rows.
+START_VALUES = 1 << 21
+
+
+def fit_inverse_temperature(z: Array, y: Ints, w: Floats | None) -> tuple[float, bool]:
+    """β = 1/T that minimises the NLL of softmax(βz), and whether such a β exists.
+
+    The NLL is convex in β; its derivative is Σ w (E_p[z] − z_y), found at 0 by Newton inside a bracket.
+    Every label at a largest logit: no minimum (T → 0), β = 1 is returned. No better than chance: no minimum
+    either (T → ∞), β = 1e-3 / RMS gap, near-uniform probabilities. Rows whose label has logit −inf are
+    impossible at any temperature and left out.
+    """
+    top = scores.top_label(z)
+    rows = np.arange(len(z))
+    with np.errstate(invalid="ignore"):
+        behind = z[rows, top].astype(np.float64) - z[rows, y].astype(np.float64)
+    behind[z[rows, top] == z[rows, y]] = 0.0
+    weight = np.ones(len(z)) if w is None else w
+    weight = np.where(np.isfinite(behind), weight, 0.0)
+    behind = np.where(np.isfinite(behind), behind, 0.0)
+    if not (behind * weight).any():
+        return 1.0, False
+    start = 1.0
+    if z.size > START_VALUES:
+        part = slice(None, None, max(2, z.size // (START_VALUES // 4)))
+        if (behind[part] * weight[part]).any():
+            start, _ = _solve(z[part], top[part], behind[part], weight[part], 1.0)
+    return _solve(z, top, behind, weight, start)
+
+
+def _solve(z: Array, top: Ints, behind: Floats, weight: Floats, start: float) -> tuple[float, bool]:
+    slope_at_zero, curve = _moments(z, top, behind, weight, 0.0)
+    if slope_at_zero >= 0:
+        return 1e-3 / max(np.sqrt(curve / weight.sum()), 1e-300), False
+    low, high, beta = 0.0, np.inf, start
+    for _ in range(200):
+        slope, curve = _moments(z, top, behind, weight, beta)
+        low, high = (beta, high) if slope < 0 else (low, beta)
+        step = beta - slope / curve if curve > 0 else np.nan
+        # Outside the bracket (or flat) Newton knows nothing: double, or halve the bracket.
+        inside = low < step < high
+        moved = step if inside else (2 * beta if np.isinf(high) else (low + high) / 2)
+        done = abs(moved - beta) <= (1e-5 if inside else 1e-14) * moved
+        beta = moved
+        if done:
+            break
+    return float(beta), True
+
+
+def _moments(z: Array, top: Ints, behind: Floats, weight: Floats, beta: float) -> tuple[float, float]:
+    """Σ w (E_p[d] + behind) and Σ w Var_p(d), d = z − z_top, p = softmax(βz); in the logits' precision
+    inside a row, in float64 across rows."""
+
+    def work(rows: slice) -> tuple[float, float]:
+        block = z[rows]
+        label = top[rows]
+        with np.errstate(invalid="ignore", over="ignore"):
+            gaps = block - block[np.arange(len(block)), label][:, None]
+            powers = np.exp(gaps * gaps.dtype.type(beta))
+            total = powers.sum(axis=1)
+            weighted = powers * gaps
+            first = weighted.sum(axis=1, dtype=np.float64) / total
+            second = np.einsum("ij,ij->i", weighted, gaps) / total
+        broken = ~np.isfinite(first)
+        if broken.any():
+            exact = np.maximum(scores.differences(block[broken], label[broken]), -1e150)
+            powers = np.where(exact > -1e150, np.exp(exact * beta), 0.0)
+            total = powers.sum(axis=1)
+            first[broken] = (powers * exact).sum(axis=1) / total
+            second[broken] = (powers * exact * exact).sum(axis=1) / total
+        w = weight[rows]
+        return float(w @ (first + behind[rows])), float(w @ np.maximum(second - first**2, 0.0))
+
+    # Three temporaries a block: a third of the usual size keeps them in the cache.
+    parts = arrays.for_each_block(work, len(z), z.shape[1], arrays.BLOCK_VALUES // 2)
+    return float(sum(part[0] for part in parts)), float(sum(part[1] for part in parts))
+
+
+class _Scaled(Calibrator):
+    """Base: softmax(z·β), β > 0 the same for all rows."""
+
+    preserves_argmax = True
+    temperature_: float
+
+    @property
+    def _beta(self) -> float:
+        return 1.0 / self.temperature_
+
+    def _apply(self, z: Array, aux: Mapping[str, Any]) -> Array:
+        return scores.softmax(z, self._beta)
+
+    def _score(self, given: Given) -> Array:
+        return scores.log_odds(given.logits.astype(np.float64, copy=False), None, self._beta)
+
+    def graph_inputs(self, classes: int) -> dict[str, Floats]:
+        return {
+            "scale": np.ones(classes),
+            "bias": np.zeros(classes),
+            "inv_temperature": np.full(classes, self._beta),
+        }
+
+
+@register
+class Temperature(_Scaled):
+    """softmax(z/T), T by NLL. Guo et al. 2017. Changes the order of rows (EEFP appendix A).
+
+    temperature_: T > 0. When every fitted row is right the NLL falls for ever as T → 0: T stays 1. When the
+    labels are no better than chance it falls as T → ∞: T is 1,000 times the RMS gap to the top logit, nearly
+    uniform. has_optimum_ is False in both.
+    """
+
+    name = "temperature"
+    has_optimum_: bool
+
+    def _fit(self, z: Array, y: Ints, aux: Mapping[str, Any], w: Floats | None) -> None:
+        beta, self.has_optimum_ = fit_inverse_temperature(z, y, w)
+        self.temperature_ = 1.0 / beta
+
+
+def top_one_ece(log_odds: Floats, correct: Array, w: Floats, bins: int) -> float:
+    """ECE of sigmoid(log_odds) against correctness."""
+    confidence = scores.sigmoid(log_odds)
+    sums = arrays.group_sums(equal_width(confidence, bins), w * (confidence - correct), bins)
+    return float(np.abs(sums).sum() / w.sum())
+
+
+def ece_temperature(z: Array, y: Ints, w: Floats | None, bins: int = 15) -> float:
+    """T on 0.5, 0.51 … 2 that minimises the ECE of the fitted rows, the lowest of equals (cwMCS authors'
+    code)."""
+    grid = np.arange(50, 201) / 100
+    curves = OddsCurves(z, 0.5, 2.0)
+    correct = scores.top_label(z) == y
+    weight = np.ones(len(z)) if w is None else w
+    return float(grid[np.argmin([top_one_ece(curves(1.0 / t), correct, weight, bins) for t in grid])])
+
+
+@register
+class SoftBinnedTemperature(_Scaled):
+    """softmax(z/T), T by the soft-binned ECE. Karandikar et al. 2021.
+
+    Row i belongs to bin m by softmax_m(−(c_i − ξ_m)²/bin_temperature), ξ_m the bins' middles; the loss is
+    Σ_m share_m·|accuracy_m − confidence_m|^power. T is searched on [1/20, 20] times the NLL temperature.
+    """
+
+    name = "sb_ece_temperature"
+
+    def __init__(self, bins: int = 15, bin_temperature: float = 0.01, power: float = 2.0) -> None:
+        if not bin_temperature > 0 or not power > 0:
+            raise InputError("sb_ece_temperature: expected bin_temperature and power above 0.")
+        self.bins, self.bin_temperature, self.power = check_bins(bins), bin_temperature, power
+
+    def options(self) -> dict[str, Any]:
+        return {"bins": self.bins, "bin_temperature": self.bin_temperature, "power": self.power}
+
+    def _fit(self, z: Array, y: Ints, aux: Mapping[str, Any], w: Floats | None) -> None:
+        middle, _ = fit_inverse_temperature(z, y, w)
+        curves = OddsCurves(z, middle / 20, middle * 20, nodes=33)
+        correct = (scores.top_label(z) == y).astype(np.float64)
+        weight = np.ones(len(z)) if w is None else w
+
+        def loss(log_beta: float) -> float:
+            return self._soft_ece(scores.sigmoid(curves(np.exp(log_beta))), correct, weight)
+
+        log_beta = minimise(loss, np.log(middle / 20), np.log(middle * 20), 65, 1e-7)
+        self.temperature_ = float(np.exp(-log_beta))
+
+    def _soft_ece(self, confidence: Floats, correct: Floats, w: Floats) -> float:
+        centres = (np.arange(self.bins) + 0.5) / self.bins
+        sums = np.zeros((3, self.bins))
+        for rows in arrays.row_blocks(len(confidence), self.bins):
+            c = confidence[rows]
+            member = -((c[:, None] - centres) ** 2) / self.bin_temperature
+            member = np.exp(member - member.max(axis=1, keepdims=True))
+            member /= member.sum(axis=1, keepdims=True)
+            sums += np.stack([w[rows], w[rows] * c, w[rows] * correct[rows]]) @ member
+        share, stated, right = sums
+        gap = np.abs(stated - right) / np.maximum(share, 1e-300)
+        return float((share / w.sum() * gap**self.power).sum())
+
+
+@register
+class EnsembleTemperature(Calibrator):
+    """w₁·softmax(z/T) + w₂·softmax(z) + w₃/C, w ≥ 0, Σw = 1; T by NLL, then w by NLL. Zhang et al. 2020.
+
+    weights_: (3,). temperature_: as in `Temperature`.
+    """
+
+    name = "ensemble_temperature"
+    preserves_argmax = True
+    temperature_: float
+    weights_: Floats
+
+    def _fit(self, z: Array, y: Ints, aux: Mapping[str, Any], w: Floats | None) -> None:
+        beta, _ = fit_inverse_temperature(z, y, w)
+        self.temperature_ = 1.0 / beta
+        wide = [scores.log_odds(z.astype(np.float64, copy=False), y, b) for b in (beta, 1.0)]
+        parts = np.stack([*(scores.sigmoid(s) for s in wide), np.full(len(z), 1.0 / z.shape[1])], axis=1)
+        self.weights_ = mixture_weights(parts, np.ones(len(z)) if w is None else w)
+
+    def _apply(self, z: Array, aux: Mapping[str, Any]) -> Array:
+        warm, plain, flat = self.weights_
+        p = scores.softmax(z, 1.0 / self.temperature_)
+        p *= p.dtype.type(warm)
+        for rows in arrays.row_blocks(*z.shape):
+            p[rows] += (plain * scores.softmax(z[rows]) + flat / z.shape[1]).astype(p.dtype)
+        return p
+
+    def _score(self, given: Given) -> Array:
+        z = given.logits.astype(np.float64, copy=False)
+        odds = [scores.log_odds(z, None, 1.0 / self.temperature_), scores.log_odds(z)]
+        warm, plain, flat = self.weights_
+        # Right and wrong shares each as a sum of what is never negative: nothing cancels.
+        right = warm * scores.sigmoid(odds[0]) + plain * scores.sigmoid(odds[1]) + flat / z.shape[1]
+        wrong = warm * scores.sigmoid(-odds[0]) + plain * scores.sigmoid(-odds[1]) + flat * (1 - 1 / z.shape[1])
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(right) - np.log(wrong))
+
+
+def mixture_weights(parts: Floats, w: Floats) -> Floats:
+    """(K,) weights on the simplex that maximise Σ w log(parts @ weights), parts (N, K) ≥ 0: EM, which is
+    monotone and needs no step size."""
+    mix = np.full(parts.shape[1], 1.0 / parts.shape[1])
+    for _ in range(2000):
+        total = parts @ mix
+        total[total <= 0] = np.inf  # no part explains the row: it says nothing about the mix
+        moved = mix * ((w / total) @ parts)
+        moved /= moved.sum()
+        change = np.abs(moved - mix).max()
+        mix = moved
+        if change < 1e-10:
+            break
+    return mix
+
+
+@register
+class LogitNorm(Calibrator):
+    """softmax(τ·z/‖z‖₂), τ > 0 by ECE (AR's "LC"). A row of zeros stays uniform.
+
+    τ is searched on a grid of `points` from 0.1 to 1,000, then on as many between its neighbours.
+    """
+
+    name = "logit_norm"
+    preserves_argmax = True
+    scale_: float
+
+    def __init__(self, bins: int = 15, points: int = 61) -> None:
+        self.bins, self.points = check_bins(bins), max(3, int(points))
+
+    def options(self) -> dict[str, Any]:
+        return {"bins": self.bins, "points": self.points}
+
+    def _fit(self, z: Array, y: Ints, aux: Mapping[str, Any], w: Floats | None) -> None:
+        curves = OddsCurves(_unit_rows(z), 0.1, 1000.0, nodes=41)
+        correct = scores.top_label(z) == y
+        weight = np.ones(len(z)) if w is None else w
+
+        def best(grid: Floats) -> int:
+            return int(np.argmin([top_one_ece(curves(t), correct, weight, self.bins) for t in grid]))
+
+        coarse = np.geomspace(0.1, 1000.0, self.points)
+        at = best(coarse)
+        fine = np.geomspace(coarse[max(at - 1, 0)], coarse[min(at + 1, self.points - 1)], self.points)
+        self.scale_ = float(fine[best(fine)])
+
+    def _apply(self, z: Array, aux: Mapping[str, Any]) -> Array:
+        return scores.softmax(z, self.scale_ / _norms(z))
+
+    def _score(self, given: Given) -> Array:
+        return scores.log_odds(_unit_rows(given.logits), None, self.scale_)
+
+
+def _norms(z: Array) -> Floats:
+    """(N,) ‖z‖₂, 1 for a row of zeros or with an infinite logit."""
+    out = np.empty(len(z))
+    for rows in arrays.row_blocks(*z.shape):
+        out[rows] = np.linalg.norm(z[rows].astype(np.float64), axis=1)
+    out[(out == 0) | ~np.isfinite(out)] = 1.0
+    return out
+
+
+def _unit_rows(z: Array) -> Floats:
+    return np.asarray(z / _norms(z)[:, None])

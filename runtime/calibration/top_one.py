@@ -1,0 +1,43 @@
+"""Calibrators of the top class alone: they map (what is known of a row) to the probability that its label is
+right, and let a temperature of the row's own give the vector."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from offramp.runtime import scores
+from offramp.runtime.arrays import Array, Floats, Ints
+from offramp.runtime.calibration.attain import at_confidence
+from offramp.runtime.calibration.protocol import Calibrator, Given
+
+# Log-odds beyond this say no more than "certain", but would outweigh all other rows in a fit.
+CERTAIN = 700.0
+
+
+class TopOne(Calibrator):
+    """Base: subclasses fit on (score, correct) and give `_score`."""
+
+    preserves_argmax = True
+    needs = frozenset({"score"})
+
+    def _fit(self, z: Array, y: Ints, aux: Mapping[str, Any], w: Floats | None) -> None:
+        given = Given({"logits": z, **aux})
+        correct = scores.top_label(z) == y
+        self._fit_pairs(given, correct, np.ones(len(z)) if w is None else w)
+
+    def _fit_pairs(self, given: Given, correct: Array, w: Floats) -> None:
+        """Fit on (N,) correctness and weights > 0."""
+        raise NotImplementedError
+
+    def _apply(self, z: Array, aux: Mapping[str, Any]) -> Array:
+        return at_confidence(z, self.score({**aux, "logits": z}))
+
+
+def finite_score(given: Given) -> Floats:
+    """The raw log-odds for use in a fit: float64 within ±700."""
+    return np.clip(given.score.astype(np.float64), -CERTAIN, CERTAIN)
+
+
+def softplus(x: Array) -> Floats:
+    """log(1 + e^x) without overflow."""
+    return np.logaddexp(0.0, np.asarray(x, np.float64))
