@@ -203,7 +203,16 @@ class Cascade:
     def _run_block(self, index: int, state: Arrays, outputs: Sequence[str]) -> Arrays:
         block = self.manifest.blocks[index]
         feed = {name: state[name] for name in block.inputs} | self._graphs.gate
-        return dict(zip(outputs, self._sessions.block(index).run(list(outputs), feed), strict=True))
+        session = self._sessions.block(index)
+        try:
+            return dict(zip(outputs, session.run(list(outputs), feed), strict=True))
+        except Exception as error:  # ONNX Runtime's exceptions have no base of their own
+            if "llocat" in str(error) or "CUDA" in str(error):
+                raise
+            raise InputError(
+                f"block {index} can't run on these values ({str(error).rpartition('Status Message: ')[2].strip()}): "
+                "for instance an id outside the vocabulary, or a row longer than the model takes."
+            ) from error
 
 
 class _Graphs:
