@@ -6,7 +6,6 @@ from importlib import metadata
 from pathlib import Path
 
 from fastapi import FastAPI
-
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
 from offramp.server import inference, metrics, operating_points, pages, predict
@@ -54,6 +53,7 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
         redoc_url=None,
     )
     app.state.engine = engine
+    app.state.metrics = counters
     app.state.operating_points = points
     add_error_handlers(app)
     for router in (

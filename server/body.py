@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
-
 from offramp.runtime.errors import InputError
 from offramp.server.errors import ClientGone, TooLarge
+from starlette.requests import ClientDisconnect, Request
 
 T = TypeVar("T")
 # Decoding this many bytes takes about half a millisecond; more than that isn't done on the event loop.

@@ -8,13 +8,11 @@ import sys
 from types import FrameType
 
 import uvicorn
-
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError, OfframpError
 from offramp.server.app import create_app, load
 from offramp.server.engine import Engine
 from offramp.server.settings import Settings
-
 
 _METAVARS = {
     "host": "ADDRESS",

@@ -6,9 +6,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.errors import InputError
 from offramp.server.body import off_loop, read_body
@@ -17,6 +14,8 @@ from offramp.server.errors import ClientGone, TooLarge, outcome
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
 from offramp.server.settings import Settings
+from starlette.requests import Request
+from starlette.responses import Response
 
 _ROW_BYTES, _NUMBER_BYTES = 128, 20  # about what a row of an answer, and a probability in it, are when encoded
 Encode = Callable[[Answer], bytes]

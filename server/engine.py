@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
 from offramp.runtime.cascade import Cascade
 from offramp.server.errors import DeadlinePassed, QueueFull, Unavailable
 from offramp.server.metrics import Metrics

@@ -5,11 +5,10 @@ import math
 import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from offramp.runtime.errors import CascadeClosed, InputError, OfframpError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-
-from offramp.runtime.errors import CascadeClosed, InputError, OfframpError
 
 
 class ServerError(OfframpError):

@@ -8,9 +8,6 @@ import msgspec
 import numpy as np
 from fastapi import APIRouter, Depends
 from numpy.typing import NDArray
-from starlette.requests import Request
-from starlette.responses import Response
-
 from offramp.runtime.errors import InputError
 from offramp.server import body
 from offramp.server.dataplane import DataPlane, Encode, check_timeout
@@ -18,6 +15,8 @@ from offramp.server.engine import DEFAULT_PRIORITY, PRIORITIES, Answer, Query
 from offramp.server.errors import NotFound, NotSupported, Unavailable
 from offramp.server.openapi import documented
 from offramp.server.tensors import group_of_arrays, numbers
+from starlette.requests import Request
+from starlette.responses import Response
 
 DTYPES = {
     "BOOL": "bool", "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64",

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from fastapi import APIRouter
+from offramp.runtime.bundle import Manifest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
-
-from offramp.runtime.bundle import Manifest
 
 if TYPE_CHECKING:
     from offramp.server.engine import Answer
@@ -33,7 +32,7 @@ class Metrics:
 
     def __init__(self, manifest: Manifest) -> None:
         self.registry = CollectorRegistry()
-        self._of = {"model": manifest.name, "version": manifest.version}
+        self.of_model = {"model": manifest.name, "version": manifest.version}
         exits = [str(j) for j in range(len(manifest.exits))]
         blocks = [str(k) for k in range(len(manifest.blocks))]
 
@@ -46,33 +45,37 @@ class Metrics:
             return Histogram(f"offramp_{name}", text, labels, registry=self.registry, buckets=_SECONDS)
 
         requests = counter("requests_total", "Inference requests, by how they ended", "outcome")
-        self._requests = {o: requests.labels(**self._of, outcome=o) for o in OUTCOMES}
-        self._rows = counter("rows_total", "Rows answered").labels(**self._of)
+        self._requests = {o: requests.labels(**self.of_model, outcome=o) for o in OUTCOMES}
+        self._rows = counter("rows_total", "Rows answered").labels(**self.of_model)
         left = counter("exits_total", "Rows answered, by the exit they left from", "exit")
-        self._exits = [left.labels(**self._of, exit=j) for j in exits]
-        self._abstentions = counter("abstentions_total", "Rows answered with the abstain flag").labels(**self._of)
-        self._flops = counter("flops_total", "FLOPs of the blocks that answered rows went through").labels(**self._of)
+        self._exits = [left.labels(**self.of_model, exit=j) for j in exits]
+        self._abstentions = counter("abstentions_total", "Rows answered with the abstain flag").labels(**self.of_model)
+        self._flops = counter("flops_total", "FLOPs of the blocks that answered rows went through").labels(
+            **self.of_model
+        )
         self._flops_full = counter(
             "flops_full_total", "FLOPs that the whole network would have cost for the answered rows"
-        ).labels(**self._of)
+        ).labels(**self.of_model)
         executed = counter("flops_executed_total", "FLOPs really run, rows that rode along included", "block")
-        self._executed = [executed.labels(**self._of, block=k) for k in blocks]
+        self._executed = [executed.labels(**self.of_model, block=k) for k in blocks]
         self._duration = histogram(
             "request_duration_seconds", "From the request's arrival to its answer, for requests that ended ok"
-        ).labels(**self._of)
+        ).labels(**self.of_model)
         # Only in front of block 0: behind it a request's rows don't wait for anybody else's.
         self._queued = histogram(
             "queue_duration_seconds", "From a request's admission to the start of its first block", "block"
-        ).labels(**self._of, block="0")
+        ).labels(**self.of_model, block="0")
         self._queue_rows = Gauge(
             "offramp_queue_rows", "Rows that wait", (*_OF_MODEL, "block"), registry=self.registry
-        ).labels(**self._of, block="0")
-        Gauge(
-            "offramp_build_info", "Constant 1, labelled with what runs here",
-            (*_OF_MODEL, "offramp", "python", "bundle"), registry=self.registry,
-        ).labels(
-            **self._of, offramp=metadata.version("offramp"), python=platform.python_version(), bundle=manifest.digest
-        ).set(1)  # fmt: skip
+        ).labels(**self.of_model, block="0")
+        build = {
+            "offramp": metadata.version("offramp"),
+            "python": platform.python_version(),
+            "bundle": manifest.digest,
+        }
+        labels = {**self.of_model, **build}
+        text = "Constant 1, labelled with what runs here"
+        Gauge("offramp_build_info", text, tuple(labels), registry=self.registry).labels(**labels).set(1)
 
     def ended(self, outcome: str) -> None:
         """A request is over, one way or the other."""

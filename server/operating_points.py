@@ -6,12 +6,11 @@ from typing import Any
 import msgspec
 import numpy as np
 from fastapi import APIRouter
-from starlette.responses import Response
-
 from offramp.runtime.bundle import encode_number
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
 from offramp.runtime.points import OperatingPoint
+from starlette.responses import Response
 
 
 def stop_at(point: OperatingPoint, exit: int) -> OperatingPoint:

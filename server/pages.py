@@ -3,9 +3,8 @@
 from importlib import resources
 
 from fastapi import APIRouter
-from starlette.responses import Response
-
 from offramp.server.errors import NotFound
+from starlette.responses import Response
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {"Content-Security-Policy": "default-src 'self'", "X-Content-Type-Options": "nosniff"}

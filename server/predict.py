@@ -5,14 +5,13 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
-
 from offramp.server import body
 from offramp.server.dataplane import DataPlane, Encode, check_timeout
 from offramp.server.engine import Answer, Query
 from offramp.server.openapi import documented
 from offramp.server.tensors import groups_of_instances
+from starlette.requests import Request
+from starlette.responses import Response
 
 
 class PredictRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Literal, Self
 
+from offramp.runtime.errors import InputError
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
-
-from offramp.runtime.errors import InputError
 
 
 class Settings(BaseSettings):

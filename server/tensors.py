@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
 from offramp.runtime.bundle import Input, Manifest
 from offramp.runtime.errors import InputError
 from offramp.runtime.inputs import check_inputs
@@ -31,7 +30,7 @@ def numbers(data: Any, dtype: np.dtype[Any], where: str) -> NDArray[Any]:
         raise InputError(f"{where} holds {_misfit(data)}, expected numbers for {dtype}.")
     if dtype.kind in "iu":
         if loose.dtype.kind == "f":
-            raise InputError(f"{where} has numbers with a fraction or beyond 64 bits, expected whole ones for {dtype}.")
+            raise InputError(f"{where} has numbers with a fraction or beyond {dtype}, expected whole ones.")
         _check_range(loose, np.iinfo(dtype).min, np.iinfo(dtype).max, dtype, where)
     elif dtype.kind == "b" and loose.dtype.kind != "b":
         if loose.dtype.kind == "f":
