@@ -1,0 +1,91 @@
+"""What can be wrong with a body before it is a request."""
+
+import gzip
+import json
+import zlib
+
+import pytest
+
+GOOD = json.dumps({"instances": [[0.5] * 8]}).encode()
+
+
+@pytest.fixture
+def small(rows, serve):
+    """A server that takes 1,000 bytes."""
+    with serve(rows, max_body_bytes=1000) as server, server.client() as client:
+        yield client
+
+
+def post(client, content, **headers):
+    return client.post("/v1/predict", content=content, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "truncated"),
+        (b"{", "truncated"),
+        (b"hello", "malformed"),
+        (b"\xff\xfe", "malformed"),
+        (b'{"instances": [[NaN, 1]]}', "JSON has no NaN"),
+        (b'{"instances": [[Infinity, 1]]}', "JSON has no Infinity"),
+        (b'{"instances": [[-Infinity, 1]]}', "JSON has no Infinity"),
+        (b'{"instances": [[1e999, 1]]}', "$.instances"),
+        (b'{"instances": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b'{"instances": ' + b"[" * 900 + b"]" * 900 + b"}", "instances"),
+        (b'{"instances": [["\\ud800"]]}', "request body"),
+        (GOOD + GOOD, "malformed"),
+    ],
+)
+def test_what_is_not_json_is_400_and_says_where(client, body, said):
+    reply = post(client, body)
+    assert reply.status_code == 400, reply.text
+    assert said in reply.json()["error"]
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/plain", "application/x-www-form-urlencoded", ""])
+def test_the_content_type_does_not_matter(client, content_type):
+    assert post(client, GOOD, Content_Type=content_type).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("packed", "encoding"),
+    [
+        (gzip.compress(GOOD), "gzip"),
+        (gzip.compress(GOOD[:9]) + gzip.compress(GOOD[9:]), "GZIP"),
+        (zlib.compress(GOOD), "deflate"),
+        (zlib.compress(GOOD)[2:-4], "deflate"),
+        (GOOD, "identity"),
+    ],
+)
+def test_packed_bodies_are_unpacked(client, packed, encoding):
+    reply = post(client, packed, Content_Encoding=encoding)
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    ("packed", "encoding"),
+    [(GOOD, "gzip"), (gzip.compress(GOOD)[:-3], "gzip"), (GOOD, "deflate"), (GOOD, "br"), (GOOD, "gzip, gzip")],
+)
+def test_a_broken_or_unknown_encoding_is_400(client, packed, encoding):
+    reply = post(client, packed, Content_Encoding=encoding)
+    assert reply.status_code == 400
+    assert "encoding" in reply.json()["error"].lower()
+
+
+def test_a_body_over_the_limit_is_413(small):
+    assert post(small, GOOD + b" " * 900).status_code == 200
+    reply = post(small, GOOD + b" " * 1000)
+    assert reply.status_code == 413
+    assert "1000 bytes" in reply.json()["error"]
+
+
+def test_a_body_of_unknown_length_is_cut_at_the_limit(small):
+    assert post(small, (b" " * 100 for _ in range(20))).status_code == 413
+
+
+def test_a_small_body_that_unpacks_past_the_limit_is_413(small):
+    bomb = gzip.compress(GOOD + b" " * 500_000)
+    assert len(bomb) < 1000
+    assert post(small, bomb, Content_Encoding="gzip").status_code == 413
+    assert post(small, gzip.compress(GOOD + b" " * 900), Content_Encoding="gzip").status_code == 200

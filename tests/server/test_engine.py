@@ -1,0 +1,79 @@
+"""The engine by itself."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from offramp.server.engine import DEFAULT_PRIORITY, DirectEngine, Query
+from offramp.server.errors import Unavailable
+from offramp.server.metrics import Metrics
+from offramp.server.operating_points import OperatingPoints
+from offramp.server.tensors import group_of_arrays
+
+
+@pytest.fixture
+def engine_of():
+    def make(cascade, **options):
+        return DirectEngine(OperatingPoints(cascade), Metrics(cascade.manifest), **options)
+
+    return make
+
+
+def query(cascade, rows, priority=DEFAULT_PRIORITY):
+    x = np.zeros((rows, 8), np.float32)
+    return Query((group_of_arrays({"x": x}, cascade.manifest),), rows, "full", 1, priority=priority)
+
+
+def test_within_a_priority_first_come_first_served_and_urgent_ones_go_first(slow, engine_of):
+    async def scene():
+        engine = engine_of(slow)
+        finished = []
+        running = asyncio.create_task(engine.infer(query(slow, 1000)))
+        await asyncio.sleep(0)
+        while engine.queued_rows:
+            await asyncio.sleep(0.001)
+        for priority, name in ((9, "last"), (5, "third"), (5, "fourth"), (1, "first"), (4, "second")):
+            task = asyncio.create_task(engine.infer(query(slow, 1, priority)))
+            task.add_done_callback(lambda _, name=name: finished.append(name))
+        await asyncio.sleep(0)
+        assert not running.done()
+        await engine.close()
+        await asyncio.sleep(0)
+        assert finished == ["first", "second", "third", "fourth", "last"]
+
+    asyncio.run(scene())
+
+
+def test_closing_answers_what_is_here_and_refuses_what_comes(slow, engine_of):
+    async def scene():
+        engine = engine_of(slow)
+        assert engine.ready
+        tasks = [asyncio.create_task(engine.infer(query(slow, 50))) for _ in range(3)]
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(engine.close())
+        await asyncio.sleep(0)
+        assert not engine.ready
+        with pytest.raises(Unavailable):
+            await engine.infer(query(slow, 1))
+        await closing
+        assert [len(await task) for task in tasks] == [50, 50, 50]
+
+    asyncio.run(scene())
+
+
+def test_an_error_in_one_query_leaves_the_lane_alive(rows, tokens, engine_of):
+    async def scene():
+        engine = engine_of(tokens)
+        strange = {"ids": np.full((1, 2), 10**6), "mask": np.ones((1, 2), np.int64)}
+        good = {"ids": np.ones((1, 2), np.int64), "mask": np.ones((1, 2), np.int64)}
+        asked = [Query((group_of_arrays(arrays, tokens.manifest),), 1, "full", 2) for arrays in (strange, good)]
+        with pytest.raises(ValueError, match="can't run on these values"):
+            await engine.infer(asked[0])
+        assert len(await engine.infer(asked[1])) == 1
+        await engine.close()
+
+    asyncio.run(scene())
+
+
+def test_an_engine_that_nobody_asked_closes_at_once(rows, engine_of):
+    asyncio.run(engine_of(rows).close())

@@ -1,0 +1,193 @@
+"""The Open Inference Protocol, with plain requests and with Triton's own client."""
+
+import numpy as np
+import pytest
+
+MODEL = "/v2/models/rows"
+
+
+def tensor(x, **fields):
+    return {"name": "x", "shape": list(x.shape), "datatype": "FP32", "data": x.ravel().tolist(), **fields}
+
+
+def infer(client, body, status=200, path=MODEL):
+    reply = client.post(f"{path}/infer", json=body)
+    assert reply.status_code == status, reply.text
+    return reply.json()
+
+
+def by_name(answer):
+    return {output["name"]: output["data"] for output in answer["outputs"]}
+
+
+def test_live_ready_and_metadata(client):
+    assert client.get("/v2/health/live").json() == {"live": True}
+    assert client.get("/v2/health/ready").json() == {"ready": True}
+    assert client.get("/v2").json()["name"] == "offramp"
+    for path in (MODEL, f"{MODEL}/versions/1"):
+        described = client.get(path).json()
+        assert described["name"] == "rows"
+        assert described["versions"] == ["1"]
+        assert described["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 8]}]
+        assert {"name": "label", "datatype": "INT64", "shape": [-1]} in described["outputs"]
+        assert client.get(f"{path}/ready").json() == {"name": "rows", "ready": True}
+
+
+def test_the_outputs_are_the_cascades(client, rows, x):
+    answer = infer(client, {"inputs": [tensor(x)]})
+    out = rows.predict({"x": x})
+    data = by_name(answer)
+    assert list(data) == ["label", "class", "confidence", "exit", "abstain", "flops"]
+    assert data["label"] == out.label.tolist()
+    assert data["class"] == [rows.classes[label] for label in out.label]
+    assert data["exit"] == out.exit.tolist()
+    assert data["abstain"] == out.abstain.tolist()
+    assert data["flops"] == out.flops.tolist()
+    np.testing.assert_allclose(data["confidence"], out.confidence, atol=1e-6)
+    assert all(output["shape"] == [len(x)] for output in answer["outputs"])
+    assert (answer["model_name"], answer["model_version"]) == ("rows", "1")
+
+
+def test_data_may_be_flat_or_nested(client, x):
+    flat = infer(client, {"inputs": [tensor(x)]})
+    assert infer(client, {"inputs": [tensor(x, data=x.tolist())]}) == flat
+
+
+def test_only_the_outputs_that_were_asked_for_come_back_in_that_order(client, rows, x):
+    answer = infer(client, {"inputs": [tensor(x)], "outputs": [{"name": "probabilities"}, {"name": "exit"}]})
+    assert [output["name"] for output in answer["outputs"]] == ["probabilities", "exit"]
+    assert answer["outputs"][0]["shape"] == [len(x), 5]
+    np.testing.assert_allclose(
+        answer["outputs"][0]["data"], rows.predict({"x": x}, fetch=("probabilities",)).probabilities, atol=1e-6
+    )
+
+
+def test_the_id_is_echoed_if_there_is_one(client, x):
+    assert infer(client, {"inputs": [tensor(x)], "id": "número 1"})["id"] == "número 1"
+    assert "id" not in infer(client, {"inputs": [tensor(x)]})
+
+
+def test_parameters_choose_the_operating_point_and_the_last_exit(client, rows, x):
+    parameters = {"operating_point": "full", "max_exit": 1, "priority": 1, "timeout": 60_000_000}
+    answer = infer(client, {"inputs": [tensor(x)], "parameters": parameters})
+    assert set(by_name(answer)["exit"]) == {1}
+    assert by_name(answer)["label"] == rows.record({"x": x}).label[1].tolist()
+    assert answer["parameters"] == {"operating_point": "full"}
+
+
+def test_no_rows_are_no_answers(client):
+    answer = infer(client, {"inputs": [tensor(np.zeros((0, 8), np.float32))]})
+    assert all(output["data"] == [] and output["shape"] == [0] for output in answer["outputs"])
+
+
+def test_narrower_types_that_fit_are_taken(tokens_server, tokens):
+    ids, mask = np.arange(10).reshape(2, 5), np.ones((2, 5), int)
+    inputs = [
+        {"name": "ids", "shape": [2, 5], "datatype": "UINT8", "data": ids.ravel().tolist()},
+        {"name": "mask", "shape": [2, 5], "datatype": "BOOL", "data": [True] * 10},
+    ]
+    with tokens_server.client() as client:
+        answer = infer(client, {"inputs": inputs}, path="/v2/models/tokens")
+    assert by_name(answer)["label"] == tokens.predict({"ids": ids, "mask": mask}).label.tolist()
+
+
+def test_json_without_a_content_type_is_taken(client, x):
+    body = client.build_request("POST", f"{MODEL}/infer", json={"inputs": [tensor(x)]})
+    del body.headers["content-type"]
+    assert client.send(body).status_code == 200
+
+
+def test_the_binary_extension_is_refused_by_name(client):
+    reply = client.post(f"{MODEL}/infer", content=b"{}", headers={"Inference-Header-Content-Length": "2"})
+    assert reply.status_code == 501
+    assert "binary" in reply.json()["error"]
+
+
+@pytest.mark.parametrize("path", ["/v2/models/other", f"{MODEL}/versions/2", "/v2/models/кот"])
+@pytest.mark.parametrize("end", ["", "/ready", "/infer"])
+def test_another_model_or_version_is_not_found(client, path, end):
+    reply = client.request("POST" if end == "/infer" else "GET", path + end)
+    assert reply.status_code == 404
+    assert "this server has" in reply.json()["error"]
+
+
+X = np.zeros((2, 8), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({}, "inputs"),
+        ({"inputs": []}, "lacks 'x'"),
+        ({"inputs": [tensor(X, name="y")]}, "'y'"),
+        ({"inputs": [tensor(X), tensor(X)]}, "inputs[1] ('x')"),
+        ({"inputs": [tensor(X, datatype="FP64")]}, "float64, expected float32"),
+        ({"inputs": [tensor(X, datatype="BYTES")]}, "datatype"),
+        ({"inputs": [tensor(X, datatype="INT32", data=[0.5] * 16)]}, "fraction"),
+        ({"inputs": [tensor(X, datatype="INT8", data=[128] * 16)]}, "int8 can't hold"),
+        ({"inputs": [tensor(X, shape=[2, 7])]}, "its shape says [2, 7]"),
+        ({"inputs": [tensor(X, shape=[-2, -8])]}, "shape"),
+        ({"inputs": [tensor(X, shape=[4, 4])]}, "axis 1 is 4"),
+        ({"inputs": [tensor(X, shape=[16])]}, "has the shape [16]"),
+        ({"inputs": [tensor(X, data=X.T.tolist())]}, "its shape says [2, 8]"),
+        ({"inputs": [tensor(X, data=None)]}, "no data"),
+        ({"inputs": [tensor(X, data="00")]}, "data"),
+        ({"inputs": [tensor(X, data=[None] * 16)]}, "null"),
+        ({"inputs": [tensor(X)], "outputs": [{"name": "logits"}]}, "outputs[0]"),
+        ({"inputs": [tensor(X)], "outputs": [{"name": "exit"}, {"name": "exit"}]}, "outputs[1]"),
+        ({"inputs": [tensor(X)], "parameters": {"operating_point": "no"}}, "operating_point"),
+        ({"inputs": [tensor(X)], "parameters": {"operating_point": 3}}, "parameters.operating_point"),
+        ({"inputs": [tensor(X)], "parameters": {"max_exit": 9}}, "max_exit"),
+        ({"inputs": [tensor(X)], "parameters": {"max_exit": True}}, "parameters.max_exit"),
+        ({"inputs": [tensor(X)], "parameters": {"timeout": 0}}, "parameters.timeout"),
+        ({"inputs": [tensor(X)], "parameters": {"priority": 10}}, "parameters.priority"),
+        ({"inputs": [tensor(X)], "id": 7}, "id"),
+    ],
+)
+def test_a_wrong_request_is_told_which_field(client, body, named):
+    reply = client.post(f"{MODEL}/infer", json=body)
+    assert reply.status_code == 400, reply.text
+    assert named in reply.json()["error"]
+
+
+def test_logits_that_are_not_numbers_make_valid_json(client):
+    x = np.array([[1e38] + [0] * 7], np.float32)
+    answer = by_name(
+        infer(client, {"inputs": [tensor(x)], "outputs": [{"name": n} for n in ("label", "class", "confidence")]})
+    )
+    assert answer == {"label": [-1], "class": [""], "confidence": [None]}
+
+
+@pytest.fixture
+def triton(rows_server):
+    http = pytest.importorskip("tritonclient.http")
+    with http.InferenceServerClient(rows_server.url.removeprefix("http://")) as client:
+        yield http, client
+
+
+def test_tritons_client_reads_health_and_metadata(triton):
+    _, client = triton
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("rows")
+    assert client.is_model_ready("rows", "1")
+    assert client.get_server_metadata()["name"] == "offramp"
+    assert client.get_model_metadata("rows")["inputs"][0]["shape"] == [-1, 8]
+
+
+@pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
+def test_tritons_client_infers(triton, rows, x, compression):
+    http, client = triton
+    given = http.InferInput("x", x.shape, "FP32").set_data_from_numpy(x, binary_data=False)
+    result = client.infer(
+        "rows", [given], request_id="7", timeout=60_000_000, priority=1, request_compression_algorithm=compression
+    )
+    assert result.get_response()["id"] == "7"
+    assert result.as_numpy("label").tolist() == rows.predict({"x": x}).label.tolist()
+    assert result.as_numpy("class").dtype == object
+
+
+def test_tritons_client_is_told_that_binary_tensors_are_not_spoken(triton, x):
+    http, client = triton
+    with pytest.raises(Exception, match="binary_data=False"):
+        client.infer("rows", [http.InferInput("x", x.shape, "FP32").set_data_from_numpy(x)])
