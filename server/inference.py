@@ -2,18 +2,19 @@
 
 import math
 from importlib import metadata
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Path
 from numpy.typing import NDArray
+from offramp.runtime.bundle import Input
 from offramp.runtime.errors import InputError
 from offramp.server import body
 from offramp.server.dataplane import DataPlane, Encode, check_timeout
 from offramp.server.engine import DEFAULT_PRIORITY, PRIORITIES, Answer, Query
 from offramp.server.errors import NotFound, NotSupported, Unavailable
-from offramp.server.openapi import documented
+from offramp.server.openapi import documented, example_row
 from offramp.server.tensors import group_of_arrays, numbers
 from starlette.requests import Request
 from starlette.responses import Response
@@ -100,7 +101,9 @@ def routes(plane: DataPlane) -> APIRouter:
         ],
     }
 
-    async def check_model(request: Request, model: str) -> None:
+    example = {"inputs": [example_tensor(given) for given in manifest.inputs]}
+
+    async def check_model(request: Request, model: Annotated[str, Path(examples=[manifest.name])]) -> None:
         version = request.path_params.get("version")
         if model != manifest.name:
             raise NotFound(f"no model {model!r}: this server has {manifest.name!r}.")
@@ -170,7 +173,7 @@ def routes(plane: DataPlane) -> APIRouter:
     async def model_metadata() -> Response:
         return _json(described)
 
-    @of_model.post("/infer", **documented(InferRequest, InferResponse))
+    @of_model.post("/infer", **documented(InferRequest, InferResponse, example))
     @of_model.post("/versions/{version}/infer", include_in_schema=False)
     async def infer(request: Request) -> Response:
         """Classify the rows of tensors."""
@@ -178,6 +181,18 @@ def routes(plane: DataPlane) -> APIRouter:
 
     router.include_router(of_model)
     return router
+
+
+def example_tensor(given: Input) -> dict[str, Any]:
+    """An input of one row."""
+    row = np.asarray(example_row(given), given.dtype)
+    batch = np.expand_dims(row, given.batch_axis)
+    return {
+        "name": given.name,
+        "shape": list(batch.shape),
+        "datatype": DATATYPES[given.dtype],
+        "data": batch.ravel().tolist(),
+    }
 
 
 def _json(value: Any) -> Response:

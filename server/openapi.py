@@ -3,7 +3,9 @@
 from typing import Any
 
 import msgspec
+import numpy as np
 from fastapi import FastAPI
+from offramp.runtime.bundle import Input
 from starlette.responses import Response
 
 _REFERENCE = "#/components/schemas/{name}"
@@ -23,11 +25,14 @@ class Error(msgspec.Struct):
     error: str
 
 
-def documented(request: type[Any], response: type[Any]) -> dict[str, Any]:
-    """Arguments for a route: the schemas of its bodies."""
+def documented(request: type[Any], response: type[Any], example: Any) -> dict[str, Any]:
+    """Arguments for a route: the schemas of its bodies, and a request that works as it stands."""
     return {
         "openapi_extra": {
-            "requestBody": {"required": True, "content": {"application/json": {"schema": _reference(request)}}}
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": _reference(request), "example": example}},
+            }
         },
         "responses": {
             200: {"description": "The answer", "content": {"application/json": {"schema": _reference(response)}}},
@@ -38,6 +43,12 @@ def documented(request: type[Any], response: type[Any]) -> dict[str, Any]:
         },
         "response_class": Response,
     }
+
+
+def example_row(given: Input) -> Any:
+    """Zeros, or whatever stands for them, in the shape of one row of an input."""
+    sizes = [size if isinstance(size, int) else 3 for size in given.shape if size != "batch"]
+    return np.zeros(sizes, given.dtype).tolist()
 
 
 def _reference(struct: type[Any]) -> dict[str, str]:

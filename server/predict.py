@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from offramp.server import body
 from offramp.server.dataplane import DataPlane, Encode, check_timeout
 from offramp.server.engine import Answer, Query
-from offramp.server.openapi import documented
+from offramp.server.openapi import documented, example_row
 from offramp.server.tensors import groups_of_instances
 from starlette.requests import Request
 from starlette.responses import Response
@@ -63,6 +63,9 @@ def routes(plane: DataPlane) -> APIRouter:
     router = APIRouter(tags=["predict"])
     manifest, points = plane.manifest, plane.points
 
+    row = {given.name: example_row(given) for given in manifest.inputs}
+    example = {"instances": [row], "operating_point": points.default}
+
     def decode(data: bytes) -> tuple[Query, Encode]:
         asked = body.decode(data, PredictRequest)
         plane.check_rows(len(asked.instances))
@@ -107,7 +110,7 @@ def routes(plane: DataPlane) -> APIRouter:
             )
         )
 
-    @router.post("/v1/predict", **documented(PredictRequest, PredictResponse))
+    @router.post("/v1/predict", **documented(PredictRequest, PredictResponse, example))
     async def predict(request: Request) -> Response:
         """Classify rows. Each leaves at the first exit that is sure enough at the operating point."""
         return await plane.answer(request, decode)

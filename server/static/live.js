@@ -1,0 +1,123 @@
+// What /metrics says, drawn. Everything is read from this server.
+
+const EVERY = 1000, KEPT = 120;
+const byId = (id) => document.getElementById(id);
+const whole = new Intl.NumberFormat("en");
+const percent = (share) => (Number.isFinite(share) ? `${(100 * share).toFixed(1)}%` : "–");
+const seconds = (s) => (!Number.isFinite(s) ? "–" : s < 1 ? `${(1000 * s).toPrecision(3)} ms` : `${s.toPrecision(3)} s`);
+
+/** Samples of Prometheus' text format: {name: [{labels, value}, …]}. */
+function parse(text) {
+  const samples = {};
+  for (const line of text.split("\n")) {
+    const match = /^(\w+)(?:\{(.*)\})? (\S+)$/.exec(line);
+    if (!match) continue;
+    const labels = {};
+    for (const [, name, value] of (match[2] ?? "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)) labels[name] = value;
+    const value = { "+Inf": Infinity, "-Inf": -Infinity }[match[3]] ?? Number(match[3]);
+    (samples[match[1]] ??= []).push({ labels, value });
+  }
+  return samples;
+}
+
+const total = (samples, name) => (samples[name] ?? []).reduce((sum, s) => sum + s.value, 0);
+
+/** A quantile of a histogram, linear within its bucket. */
+function quantile(samples, name, q) {
+  const buckets = (samples[`${name}_bucket`] ?? []).map((s) => [s.labels.le === "+Inf" ? Infinity : Number(s.labels.le), s.value]);
+  buckets.sort((a, b) => a[0] - b[0]);
+  const count = buckets.at(-1)?.[1] ?? 0;
+  let [below, seen] = [0, 0];
+  for (const [edge, until] of buckets) {
+    if (until >= q * count && until > seen) {
+      return edge === Infinity ? below : below + ((edge - below) * (q * count - seen)) / (until - seen);
+    }
+    [below, seen] = [edge, until];
+  }
+  return NaN;
+}
+
+function drawExits(samples, names, rows) {
+  const list = byId("exits");
+  names.forEach((name, j) => {
+    const left = (samples.offramp_exits_total ?? []).find((s) => s.labels.exit === String(j))?.value ?? 0;
+    let item = list.children[j];
+    if (!item) {
+      item = document.createElement("li");
+      item.innerHTML = '<span class="name"></span><div class="track"><div class="fill"></div></div><span class="share"></span>';
+      list.append(item);
+      const deep = names.length > 1 ? j / (names.length - 1) : 0;
+      item.querySelector(".fill").style.background = `color-mix(in oklab, hsl(var(--last)) ${100 * deep}%, hsl(var(--first)))`;
+      item.querySelector(".name").textContent = name;
+      item.querySelector(".name").title = name;
+    }
+    item.querySelector(".fill").style.width = rows ? `${(100 * left) / rows}%` : "0";
+    item.querySelector(".share").textContent = rows ? `${percent(left / rows)} · ${whole.format(left)}` : "–";
+  });
+  byId("no-rows").hidden = rows > 0;
+}
+
+function drawRequests(samples) {
+  byId("requests").replaceChildren(
+    ...(samples.offramp_requests_total ?? [])
+      .filter((s) => s.value || s.labels.outcome === "ok")
+      .map((s) => {
+        const item = document.createElement("li");
+        item.textContent = `${s.labels.outcome.replace("_", " ")}: ${whole.format(s.value)}`;
+        if (s.labels.outcome === "error") item.className = "bad";
+        return item;
+      }),
+  );
+}
+
+const history = [];
+function drawSpeed(rows, now) {
+  const before = history.at(-1);
+  const rate = before && rows >= before.rows ? (1000 * (rows - before.rows)) / (now - before.now) : 0;
+  history.push({ rows, now, rate });
+  if (history.length > KEPT) history.shift();
+  const top = Math.max(...history.map((h) => h.rate), 1);
+  const points = history.map((h, k) => `${KEPT - history.length + k},${29 - (28 * h.rate) / top}`);
+  byId("speed").firstElementChild.setAttribute("points", points.join(" "));
+  byId("rate").textContent = whole.format(Math.round(rate));
+}
+
+async function get(path) {
+  const reply = await fetch(path, { cache: "no-store" });
+  if (!reply.ok) throw new Error(`${path}: ${reply.status}`);
+  return reply;
+}
+
+let about;
+async function draw() {
+  about ??= await (await get("/v1/operating-points")).json();
+  const samples = parse(await (await get("/metrics")).text());
+  const others = Object.keys(about.operating_points).filter((name) => name !== about.operating_point);
+  byId("model").textContent = `${about.model} ${about.version}`;
+  byId("point").textContent = `operating point ${about.operating_point}` + (others.length ? `, also ${others.join(", ")}` : "");
+  const rows = total(samples, "offramp_rows_total");
+  const spent = total(samples, "offramp_flops_total"), full = total(samples, "offramp_flops_full_total");
+  byId("saved").textContent = percent(1 - spent / full);
+  byId("abstained").textContent = percent(total(samples, "offramp_abstentions_total") / rows);
+  byId("median").textContent = seconds(quantile(samples, "offramp_request_duration_seconds", 0.5));
+  byId("slowest").textContent = seconds(quantile(samples, "offramp_request_duration_seconds", 0.95));
+  byId("rows").textContent = whole.format(rows);
+  byId("waiting").textContent = whole.format(total(samples, "offramp_queue_rows"));
+  drawExits(samples, about.exits, rows);
+  drawRequests(samples);
+  drawSpeed(rows, performance.now());
+}
+
+for (;;) {
+  const state = byId("state");
+  try {
+    await draw();
+    state.textContent = "live, since the server's start";
+    state.className = "";
+  } catch (error) {
+    state.textContent = `no answer from the server (${error.message}); trying again`;
+    state.className = "bad";
+    about = undefined;
+  }
+  await new Promise((done) => setTimeout(done, EVERY));
+}

@@ -1,0 +1,66 @@
+import re
+
+import pytest
+
+
+@pytest.mark.parametrize("page", ["/", "/docs"])
+def test_a_page_and_all_it_loads_come_from_this_server(client, page):
+    pending, seen = [page], set()
+    while pending:
+        path = pending.pop()
+        seen.add(path)
+        reply = client.get(path)
+        assert reply.status_code == 200, path
+        assert reply.headers["content-security-policy"] == "default-src 'self'"
+        assert not re.search(r"(?:https?:)?//[a-z0-9-]+\.[a-z]", reply.text), path
+        if reply.headers["content-type"].startswith("text/html"):
+            loaded = re.findall(r'(?:src|href)="([^"]+)"', reply.text)
+            assert all(link.startswith("/") for link in loaded)
+            pending += [link for link in loaded if link.startswith("/static/") and link not in seen]
+    assert len(seen) == 3
+
+
+def test_the_live_page_reads_only_metrics_that_exist(client):
+    exported = client.get("/metrics").text
+    named = re.findall(r'"(offramp_\w+)"|\.(offramp_\w+)', client.get("/static/live.js").text)
+    names = {a or b for a, b in named}
+    assert len(names) > 5
+    for name in names:
+        assert re.search(rf"^# TYPE {name} ", exported, re.MULTILINE), name
+
+
+def test_static_serves_its_own_files_only(client):
+    for path in ("/static/none.js", "/static/..%2fapp.py", "/static/%2e%2e/app.py", "/static/__init__.py"):
+        assert client.get(path).status_code == 404
+
+
+def test_the_openapi_document_has_every_route_and_its_examples_work(client, tokens_server):
+    with tokens_server.client() as other:
+        for asked in (client, other):
+            document = asked.get("/openapi.json").json()
+            assert {"/v1/predict", "/v2/models/{model}/infer", "/v2/health/live", "/metrics"} <= document[
+                "paths"
+            ].keys()
+            model = asked.get("/v1/operating-points").json()["model"]
+            posts = {path: operations["post"] for path, operations in document["paths"].items() if "post" in operations}
+            assert len(posts) == 2
+            for path, operation in posts.items():
+                example = operation["requestBody"]["content"]["application/json"]["example"]
+                reply = asked.post(path.replace("{model}", model), json=example)
+                assert reply.status_code == 200, reply.text
+                assert set(operation["responses"]) == {"200", "400", "404", "413", "429", "501", "503"}
+
+
+def test_every_reference_in_the_openapi_document_leads_somewhere(client):
+    text = client.get("/openapi.json").text
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    references = set(re.findall(r'"#/components/schemas/(\w+)"', text))
+    assert references
+    assert references <= schemas.keys()
+
+
+def test_answers_have_the_documented_fields(client, x):
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    answer = client.post("/v1/predict", json={"instances": x[:2].tolist(), "probabilities": True}).json()
+    assert answer.keys() == schemas["PredictResponse"]["properties"].keys()
+    assert answer["predictions"][0].keys() == schemas["Prediction"]["properties"].keys()
