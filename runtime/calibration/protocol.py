@@ -128,10 +128,16 @@ class Calibrator(ABC):
     def _apply(self, z: Array, aux: Mapping[str, Any]) -> Array: ...
 
     def score(self, given: Mapping[str, ArrayLike]) -> Floats:
-        """(N,) float64 log-odds of the calibrated confidence, within ±float32's largest."""
+        """(N,) float64 log-odds of the calibrated confidence, within ±float32's largest; NaN where the row's
+        raw score is."""
         self._check_fitted()
-        raw = self._score(Given(given))
-        return np.clip(np.asarray(raw, np.float64), -scores.LARGEST, scores.LARGEST)
+        known = Given(given)
+        with np.errstate(invalid="ignore"):
+            odds = np.asarray(self._score(known), np.float64)
+            odds = np.clip(odds, -scores.LARGEST, scores.LARGEST)
+        if known.has("score"):
+            odds = np.where(np.isnan(known.score), np.nan, odds)
+        return odds
 
     @abstractmethod
     def _score(self, given: Given) -> Array: ...

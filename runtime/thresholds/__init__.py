@@ -1,19 +1,63 @@
-"""Threshold rules: when to leave a cascade, and when to abstain."""
+"""Threshold rules: when to leave a cascade, and when to abstain.
 
+exit_share: by a cost budget. accuracy_target: the cheapest with at most so much accuracy lost, as measured.
+risk_control: the same as a promise. patience, ensembling: rules that carry state from exit to exit. sgr,
+fixed_coverage: abstention. joint_choice: exits and abstention together.
+"""
+
+from offramp.runtime.thresholds.accuracy_target import AccuracyTarget, FrontierPoint, accuracy_target, pareto
+from offramp.runtime.thresholds.coverage import FixedCoverage, fixed_coverage
+from offramp.runtime.thresholds.ensembling import ensemble_step, running_geometric_mean
 from offramp.runtime.thresholds.exit_share import (
     ExitShare,
     exit_share,
     geometric_shares,
+    leave_at,
     thresholds_for_shares,
+)
+from offramp.runtime.thresholds.joint import JointChoice, joint_choice
+from offramp.runtime.thresholds.patience import Patience, choose_patience, patience_exits, patience_step
+from offramp.runtime.thresholds.risk_control import (
+    RiskControl,
+    betting_bound,
+    betting_p_value,
+    binomial_bound,
+    binomial_p_value,
+    hoeffding_bentkus_bound,
+    hoeffding_bentkus_p_value,
+    risk_control,
 )
 from offramp.runtime.thresholds.sgr import SelectiveRisk, risk_bound, sgr
 
 __all__ = [
+    "AccuracyTarget",
     "ExitShare",
+    "FixedCoverage",
+    "FrontierPoint",
+    "JointChoice",
+    "Patience",
+    "RiskControl",
     "SelectiveRisk",
+    "accuracy_target",
+    "betting_bound",
+    "betting_p_value",
+    "binomial_bound",
+    "binomial_p_value",
+    "choose_patience",
+    "ensemble_step",
     "exit_share",
+    "fixed_coverage",
     "geometric_shares",
+    "hoeffding_bentkus_bound",
+    "hoeffding_bentkus_p_value",
+    "joint_choice",
+    "leave_at",
+    "pareto",
+    "patience_exits",
+    "patience_step",
     "risk_bound",
+    "risk_control",
+    "running_geometric_mean",
     "sgr",
     "thresholds_for_shares",
 ]

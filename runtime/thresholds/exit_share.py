@@ -47,9 +47,7 @@ def cascade_inputs(scores: ArrayLike, flops: ArrayLike) -> tuple[Array, Floats]:
     if not np.isfinite(cost).all() or (cost < 0).any():
         raise InputError("flops: expected finite numbers ≥ 0.")
     if (np.diff(cost, axis=0) < 0).any():
-        raise InputError(
-            "flops: expected the cumulative cost of leaving at each exit, which never falls with depth."
-        )
+        raise InputError("flops: expected the cumulative cost of leaving at each exit, which never falls with depth.")
     return s, cost
 
 

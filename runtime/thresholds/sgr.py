@@ -92,25 +92,37 @@ def sgr(
         return SelectiveRisk(float("inf"), 0.0, nan, nan, False, risk, delta, level, method)
     m, k = int(sets.rows[chosen]), int(sets.errors[chosen])
     bound = float(risk_bound(k, m, level))
-    return SelectiveRisk(
-        float(sets.thresholds[chosen]), m / sets.total, k / m, bound, True, risk, delta, level, method
-    )
+    return SelectiveRisk(float(sets.thresholds[chosen]), m / sets.total, k / m, bound, True, risk, delta, level, method)
 
 
-def rank_grid(total: int, smallest: int, steps: int = 100) -> Ints:
-    """Ranks to test, from `smallest` to `total`: about `steps`, spaced evenly. Depends on no score or
-    label."""
-    if smallest > total:
-        return np.zeros(0, np.int64)
-    return np.unique(np.linspace(smallest, total, min(steps, total - smallest + 1)).round().astype(np.int64))
+def rank_grid(total: int, risk: float, delta: float) -> Ints:
+    """Ranks to test, depending on no score or label: for k = 0, 1, 2 … the smallest set that passes with k
+    errors, then all rows.
+
+    Between two of them a set passes with no more errors than at the first, so testing there is another
+    chance to stop and hardly one to gain. Past k = 100 the steps grow; about 300 ranks for any number of
+    rows.
+    """
+    from scipy.special import bdtr
+
+    most = int(risk * total) + 1
+    errors = np.arange(min(most, 100) + 1)
+    if most > 100:
+        errors = np.unique(np.append(errors, np.geomspace(100, most, 200).astype(np.int64)))
+    # m rows with k errors pass when P(Bin(m, risk) ≤ k) ≤ delta, which falls as m grows.
+    low, high = errors.astype(np.int64), np.full(len(errors), total)
+    possible = (errors < total) & (bdtr(errors, high, risk) <= delta)
+    errors, low, high = errors[possible], low[possible], high[possible]
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        enough = (middle > errors) & (bdtr(errors, np.maximum(middle, errors + 1), risk) <= delta)
+        high, low = np.where(enough, middle, high), np.where(enough, low, middle)
+    return np.unique(np.append(high, total)) if len(high) else np.zeros(0, np.int64)
 
 
 def _fixed_sequence(sets: TiedSets, risk: float, delta: float) -> int | None:
-    # m rows without an error pass when 1 − delta^(1/m) ≤ risk.
-    smallest = max(1, ceil(np.log(delta) / np.log1p(-risk) - 1e-12))
-    ranks = rank_grid(sets.total, smallest)
     # The set of a rank is the smallest whole one that has it; several ranks may share it.
-    candidates = np.unique(np.searchsorted(sets.rows, ranks))
+    candidates = np.unique(np.searchsorted(sets.rows, rank_grid(sets.total, risk, delta)))
     if not len(candidates):
         return None
     passed = risk_bound(sets.errors[candidates], sets.rows[candidates], delta) <= risk

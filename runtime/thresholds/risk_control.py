@@ -1,0 +1,228 @@
+"""Exits with a promise: accuracy lost to leaving early is ≤ ε with probability ≥ 1 − δ (Jazbec et al. 2024).
+
+A sequence of thresholds, from safe to daring, is fixed on other data. Each is tested on the rows given here;
+the answer is the last one *rejected* as too risky before the first that isn't. `full` has loss 0 and is the
+fallback.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from offramp.runtime import arrays
+from offramp.runtime.arrays import Array
+from offramp.runtime.errors import InputError
+from offramp.runtime.thresholds.exit_share import cascade_inputs, leave_at
+from offramp.runtime.thresholds.sgr import risk_bound
+
+INF = float("inf")
+
+Bound = Literal["binomial", "hb", "wsr"]
+Loss = Literal["lost", "signed"]
+Method = Literal["ltt", "ucb"]
+
+
+@dataclass(frozen=True)
+class RiskControl:
+    """The last thresholds of the sequence that passed, or the full model's.
+
+    feasible: whether any passed; otherwise the thresholds are `full` and no saving is claimed. index: place
+    in the sequence, −1 for full. cost: fraction of the full mean cost. loss: mean loss on the rows used.
+    p_value: of the risk being above epsilon; bound: upper confidence bound of the risk at delta. tested: how
+    many of the sequence were tested.
+    """
+
+    thresholds: tuple[float, ...]
+    feasible: bool
+    index: int
+    cost: float
+    loss: float
+    p_value: float
+    bound: float
+    epsilon: float
+    delta: float
+    tested: int
+
+
+def risk_control(
+    scores: ArrayLike,
+    correct: ArrayLike,
+    flops: ArrayLike,
+    sequence: Sequence[Sequence[float]],
+    epsilon: float = 0.01,
+    delta: float = 0.05,
+    *,
+    method: Method = "ltt",
+    bound: Bound = "binomial",
+    loss: Loss = "lost",
+    seed: int = 0,
+) -> RiskControl:
+    """Go along `sequence` while each passes, and answer the last that did.
+
+    scores, correct: (J, N), none of which took part in making the sequence (e.g. the frontier of
+    `accuracy_target` on other rows, from dearest to cheapest). flops: (J,) or (J, N), cumulative.
+    loss: "lost" is 1 where the full model is right and the cascade wrong, whose mean bounds the drop;
+    "signed" is the drop itself, in [−1, 1], for the betting bound only.
+    bound: "binomial", exact for integer losses; "hb", Hoeffding–Bentkus; "wsr", betting, run once over all
+    rows in a random order. method: "ltt" tests at delta (Learn then Test, fixed sequence); "ucb" wants the
+    upper bound ≤ epsilon at every step so far. Without rows nothing is feasible.
+    """
+    s, cost = cascade_inputs(scores, flops)
+    right = np.asarray(correct)
+    if right.shape != s.shape:
+        raise InputError(f"correct: expected shape {s.shape}, as scores has, got {right.shape}.")
+    right = arrays.flags(right.reshape(-1), "correct").reshape(s.shape)
+    epsilon, delta = arrays.fraction(epsilon, "epsilon"), arrays.fraction(delta, "delta")
+    if method not in ("ltt", "ucb"):
+        raise InputError(f'method: expected "ltt" or "ucb", got {method!r}.')
+    p_value, upper = _test(bound, loss)
+    exits, rows = s.shape
+    order = np.random.default_rng(seed).permutation(rows)
+    every = np.arange(rows)
+    full_mean = float(cost[-1].mean()) if rows else 1.0
+    answer = RiskControl((*(INF,) * (exits - 1), -INF), False, -1, 1.0, 0.0, 1.0, 1.0, epsilon, delta, 0)
+    for index, bars in enumerate(sequence):
+        if len(bars) != exits:
+            raise InputError(f"sequence: expected {exits} thresholds in each, got {len(bars)}.")
+        if not rows:
+            break
+        left = leave_at(s, np.asarray(bars, np.float64))
+        drop = right[-1].astype(np.float64) - right[left, every]
+        values = (drop if loss == "signed" else np.maximum(drop, 0.0))[order]
+        if method == "ltt":
+            p = p_value(values, epsilon)
+            passed = p <= delta
+        else:
+            p = float("nan")
+            passed = upper(values, delta) <= epsilon
+        answer = RiskControl(**{**vars(answer), "tested": index + 1})
+        if not passed:
+            break
+        answer = RiskControl(
+            thresholds=(*(float(bar) for bar in bars[:-1]), -INF),
+            feasible=True,
+            index=index,
+            cost=float(cost[left, every].mean()) / (full_mean or 1.0),
+            loss=float(values.mean()),
+            p_value=p_value(values, epsilon) if np.isnan(p) else p,
+            bound=upper(values, delta),
+            epsilon=epsilon,
+            delta=delta,
+            tested=index + 1,
+        )
+    return answer
+
+
+def _test(bound: str, loss: str) -> tuple[Callable[[Array, float], float], Callable[[Array, float], float]]:
+    """p-value of mean ≥ ε, and upper bound at δ, for losses in [0, 1] or signed ones."""
+    if loss not in ("lost", "signed"):
+        raise InputError(f'loss: expected "lost" or "signed", got {loss!r}.')
+    if loss == "signed" and bound != "wsr":
+        raise InputError('loss: "signed" is bounded by betting only; pass bound="wsr".')
+    if bound == "binomial":
+        return binomial_p_value, binomial_bound
+    if bound == "hb":
+        return hoeffding_bentkus_p_value, hoeffding_bentkus_bound
+    if bound != "wsr":
+        raise InputError(f'bound: expected "binomial", "hb" or "wsr", got {bound!r}.')
+    if loss == "lost":
+        return betting_p_value, betting_bound
+    return (
+        lambda values, epsilon: betting_p_value((values + 1) / 2, (epsilon + 1) / 2),
+        lambda values, delta: 2 * betting_bound((values + 1) / 2, delta) - 1,
+    )
+
+
+# ---------------------------------------------------------------- bounds on the mean of independent losses
+
+
+def binomial_p_value(losses: Array, epsilon: float) -> float:
+    """P(Bin(n, ε) ≤ k) of k = Σ losses, each 0 or 1: exact."""
+    from scipy.special import bdtr
+
+    return float(bdtr(round(float(losses.sum())), len(losses), epsilon))
+
+
+def binomial_bound(losses: Array, delta: float) -> float:
+    """Clopper–Pearson upper bound of the mean of 0/1 losses."""
+    return float(risk_bound(round(float(losses.sum())), len(losses), delta))
+
+
+def hoeffding_bentkus_p_value(losses: Array, epsilon: float) -> float:
+    """min(exp(−n·kl(min(r̂, ε), ε)), e·P(Bin(n, ε) ≤ ⌈n·r̂⌉)), losses in [0, 1]. Bates et al. 2021."""
+    from scipy.special import bdtr
+
+    n, total = len(losses), float(losses.sum())
+    mean = min(total / n, epsilon)
+    # The count is whole when the losses are; rounding first keeps 3.0000000000000004 from becoming 4.
+    count = int(np.ceil(round(total, 9)))
+    hoeffding = np.exp(-n * _divergence(mean, epsilon))
+    return float(min(1.0, hoeffding, np.e * bdtr(count, n, epsilon)))
+
+
+def _divergence(a: float, b: float) -> float:
+    """Kullback–Leibler divergence of Bernoulli(a) from Bernoulli(b), 0 < b < 1."""
+    left = a * np.log(a / b) if a > 0 else 0.0
+    right = (1 - a) * np.log((1 - a) / (1 - b)) if a < 1 else 0.0
+    return float(left + right)
+
+
+def hoeffding_bentkus_bound(losses: Array, delta: float) -> float:
+    """The largest ε that `hoeffding_bentkus_p_value` doesn't reject at δ."""
+    return _invert(lambda epsilon: hoeffding_bentkus_p_value(losses, epsilon), float(losses.mean()), delta)
+
+
+def _invert(p_value: Callable[[float], float], low: float, delta: float) -> float:
+    """The smallest ε with p ≤ δ, by bisection, rounded up; 1 when there is none."""
+    high = 1.0
+    if not low < high or p_value(1 - 1e-12) > delta:
+        return 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if 0 < middle < 1 and p_value(middle) <= delta:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+# Shares of the largest allowed stake. Capital is spread over all of them and never moved, so the best one
+# wins without being known: stakes set from a running variance bet everything on rare losses and go broke at
+# the first.
+STAKES = np.geomspace(0.005, 0.999, 32)
+
+
+def _log_capital(losses: Array, epsilon: float) -> float:
+    """log of the most ever held when betting that the mean is below ε; e^that ≥ 1/δ has probability ≤ δ if
+    not.
+
+    Σ over stakes ν of Π (1 + ν(ε − loss)), ν ≤ 1/(1 − ε) so that capital never goes negative.
+    """
+    odds = (epsilon - losses) / (1.0 - epsilon)
+    # Losses are often 0 or 1: the logarithm is taken once for each distinct one.
+    values, place = np.unique(odds, return_inverse=True)
+    logs = np.log1p(STAKES[:, None] * values)
+    best, held = -np.inf, np.zeros(len(STAKES))
+    for rows in arrays.row_blocks(len(losses), len(STAKES)):
+        path = held[:, None] + np.cumsum(logs[:, place[rows]], axis=1)
+        held = path[:, -1]
+        top = path.max(axis=0)
+        total = top + np.log(np.exp(path - top).mean(axis=0))
+        best = max(best, float(total.max()))
+    return best
+
+
+def betting_p_value(losses: Array, epsilon: float) -> float:
+    """1 / (the largest capital ever held betting that the mean of losses in [0, 1] is below ε), at most 1.
+
+    One game over all rows in the order given, which must not depend on the losses; diversified Kelly stakes,
+    Waudby-Smith & Ramdas 2024.
+    """
+    return float(min(1.0, np.exp(-_log_capital(losses, epsilon))))
+
+
+def betting_bound(losses: Array, delta: float) -> float:
+    """The smallest ε whose game is won at δ. Capital grows with ε, so bisection finds it."""
+    return _invert(lambda epsilon: betting_p_value(losses, epsilon), 0.0, delta)
