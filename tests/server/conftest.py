@@ -42,7 +42,12 @@ class Running:
 
 @contextmanager
 def running(cascade: Any, **settings: Any) -> Iterator[Running]:
-    app = create_app(cascade, Settings.of(**settings))
+    with listening(create_app(cascade, Settings.of(**settings))) as server:
+        yield server
+
+
+@contextmanager
+def listening(app: Any) -> Iterator[Running]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
@@ -73,6 +78,12 @@ def eventually() -> Callable[[Callable[[], Any]], Any]:
 def serve() -> Callable[..., Any]:
     """`with serve(cascade, max_queued_rows=10) as server:`"""
     return running
+
+
+@pytest.fixture
+def listen() -> Callable[..., Any]:
+    """`with listen(app) as server:`"""
+    return listening
 
 
 def export(model: Any, example: Any, axes: Any, folder: Path, **options: Any) -> Path:

@@ -1,0 +1,141 @@
+import os
+import re
+import signal
+import socket
+import threading
+
+import httpx
+import pytest
+
+
+def address_of(process):
+    """The address that `offramp serve` prints, and the rest of what it says."""
+    first, second = process.stdout.readline(), process.stdout.readline()
+    found = re.search(r"http://\S+:\d+", first)
+    assert found, first + second + process.stderr.read()
+    return found[0], first + second
+
+
+def test_it_says_where_it_listens_and_which_operating_points_there_are(offramp_serve, rows_bundle):
+    process = offramp_serve(rows_bundle, "--port", 0, "--operating-point", "balanced", "--threads", 1)
+    address, said = address_of(process)
+    assert "'balanced'" in said
+    assert "full, fast" in said
+    points = httpx.get(f"{address}/v1/operating-points").json()
+    assert points["operating_point"] == "balanced"
+    assert list(points["operating_points"]) == ["full", "balanced", "fast"]
+    assert points["operating_points"]["full"]["thresholds"] == ["inf", "inf", "-inf"]
+    assert points["operating_points"]["fast"]["expected"] == {"coverage": 0.9}
+
+
+def test_settings_come_from_the_environment_and_arguments_win(offramp_serve, rows_bundle, x):
+    env = {
+        **os.environ,
+        "OFFRAMP_BUNDLE": str(rows_bundle),
+        "OFFRAMP_PORT": "0",
+        "OFFRAMP_MAX_ROWS_PER_REQUEST": "3",
+        "OFFRAMP_OPERATING_POINT": "fast",
+    }
+    address, said = address_of(offramp_serve("--operating-point", "balanced", env=env))
+    assert "'balanced'" in said
+    assert httpx.post(f"{address}/v1/predict", json={"instances": x[:4].tolist()}).status_code == 413
+
+
+def test_a_busy_port_is_one_line_and_exit_code_2(offramp_serve, rows_bundle):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = offramp_serve(rows_bundle, "--port", port)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 2
+    assert len(said.splitlines()) == 1
+    assert str(port) in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "nowhere"),
+        ([], "bundle"),
+        (["{bundle}", "--operating-point", "quick"], "'quick'"),
+        (["{bundle}", "--threads", "0"], "threads"),
+        (["{bundle}", "--port", "http"], "port"),
+        (["{bundle}", "--port", "70000"], "port"),
+        (["{bundle}", "--timeout", "-1"], "timeout"),
+        (["{bundle}", "--max-queued-rows", "0"], "max_queued_rows"),
+        (["{bundle}", "--host", "no.such.host.invalid"], "no.such.host.invalid"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_code_2(offramp_serve, rows_bundle, arguments, said):
+    process = offramp_serve(*(a.format(bundle=rows_bundle) for a in arguments))
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 2
+    assert len(error.splitlines()) == 1, error
+    assert said in error
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_an_idle_server_with_exit_code_0(offramp_serve, rows_bundle, sig):
+    process = offramp_serve(rows_bundle, "--port", 0)
+    address_of(process)
+    process.send_signal(sig)
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, error
+    assert error == ""
+
+
+def asking(address, rows, replies):
+    """A thread that sends one long request and keeps the status of its answer."""
+
+    def ask():
+        try:
+            reply = httpx.post(f"{address}/v1/predict", json={"instances": [[0.5] * 8] * rows}, timeout=120)
+            replies.append((reply.status_code, reply.text.count('"label":')))
+        except httpx.HTTPError:
+            replies.append("cut off")
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def value(client, name):
+    """A metric of block 0."""
+    return float(re.search(rf'^offramp_{name}{{block="0".*}} (\S+)', client.get("/metrics").text, re.MULTILINE)[1])
+
+
+def test_sigterm_fails_readiness_answers_what_is_here_and_exits_0(offramp_serve, slow_bundle, eventually):
+    process = offramp_serve(slow_bundle, "--port", 0, "--threads", 1)
+    address, _ = address_of(process)
+    replies = []
+    with httpx.Client(base_url=address, timeout=60) as client:
+        running = asking(address, 3000, replies)
+        eventually(lambda: value(client, "queue_duration_seconds_count") == 1)
+        waiting = asking(address, 3000, replies)
+        eventually(lambda: value(client, "queue_rows") == 3000)
+        process.send_signal(signal.SIGTERM)
+        eventually(lambda: client.get("/v2/health/ready").status_code == 503)
+        assert client.get("/v2/health/live").status_code == 200
+        refused = client.post("/v1/predict", json={"instances": [[0.5] * 8]})
+        assert refused.status_code == 503
+        assert "retry-after" in refused.headers
+        assert replies == []
+    for thread in (running, waiting):
+        thread.join()
+    assert replies == [(200, 3000)] * 2
+    assert process.wait(timeout=60) == 0
+    assert process.stderr.read() == ""
+
+
+def test_a_second_signal_ends_it_without_the_answers(offramp_serve, slow_bundle, eventually):
+    process = offramp_serve(slow_bundle, "--port", 0, "--threads", 1)
+    address, _ = address_of(process)
+    replies = []
+    with httpx.Client(base_url=address, timeout=60) as client:
+        running = asking(address, 16_000, replies)  # many seconds
+        eventually(lambda: value(client, "queue_duration_seconds_count") == 1)
+        process.send_signal(signal.SIGTERM)
+        eventually(lambda: client.get("/v2/health/ready").status_code == 503)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    running.join()
+    assert replies != [(200, 16_000)]
