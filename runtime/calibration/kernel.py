@@ -168,7 +168,7 @@ def scott(points: Floats, weights: Floats | None = None) -> Floats:
     return np.asarray(spread * n ** (-1.0 / (int((spread > 0).sum()) + 4)))
 
 
-class _Kernel(TopOne):
+class KernelCalibrator(TopOne):
     """Base: features of a row, smoothed. `score` and `confidence` read a grid, `apply` takes the exact sum.
 
     points_: (n, m) fitted features; bandwidth_: (m,); targets_,
@@ -227,7 +227,7 @@ class _Kernel(TopOne):
 
 
 @register
-class NWConfidence(_Kernel):
+class NWConfidence(KernelCalibrator):
     """ĝ(c): the matched control that sees confidence alone."""
 
     name = "nw_confidence"
@@ -238,7 +238,7 @@ class NWConfidence(_Kernel):
 
 
 @register
-class NWConfidenceEntropy(_Kernel):
+class NWConfidenceEntropy(KernelCalibrator):
     """ĝ(c, predictive entropy): the matched control with a second feature that isn't routing."""
 
     name = "nw_confidence_entropy"
@@ -249,7 +249,7 @@ class NWConfidenceEntropy(_Kernel):
 
 
 @register
-class ARCondCal(_Kernel):
+class ARCondCal(KernelCalibrator):
     """AR-CondCal: ĝ(c, r), r = r_std (population std over sub-layers of the routing entropy) min–max
     rescaled on the fitted rows.
 

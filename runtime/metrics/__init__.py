@@ -8,6 +8,7 @@ compare, by_subgroup.
 """
 
 from offramp.runtime.metrics.calibration import (
+    By,
     Miscalibration,
     Reliability,
     accuracy,
@@ -85,6 +86,7 @@ from offramp.runtime.metrics.smooth import SmoothReliability, smooth_ece, smooth
 from offramp.runtime.metrics.truthful import confce, confce_corr, confece, lince, lince_classwise
 
 __all__ = [
+    "By",
     "Comparison",
     "CostAccuracy",
     "Failures",
