@@ -1,0 +1,116 @@
+"""An ONNX file with one output an exit becomes a bundle, whatever made it."""
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from offramp.export import export_bundle
+from offramp.runtime import Cascade, ExportError
+from onnx import TensorProto, helper, numpy_helper
+from toys import Masked, make
+
+
+def three_exits(opset: int = 17, batch: str | int = "N") -> onnx.ModelProto:
+    """A hand-written model; exit 1's branch holds an If whose branches capture outer tensors."""
+    rng = np.random.default_rng(0)
+    weights = {f"w{k}": rng.standard_normal((6, 6)).astype(np.float32) for k in range(3)}
+    heads = {f"h{k}": rng.standard_normal((6, 4)).astype(np.float32) for k in range(3)}
+
+    def branch(name: str, kind: str) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+        return helper.make_graph(
+            [helper.make_node("Add" if kind == "add" else "Sub", ["a0", "m1"], [name])], name, [], [out]
+        )
+
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["m0"]),
+        helper.make_node("Tanh", ["m0"], ["a0"]),
+        helper.make_node("MatMul", ["a0", "h0"], ["early"]),
+        helper.make_node("MatMul", ["a0", "w1"], ["m1"]),
+        helper.make_node("If", ["yes"], ["a1"], then_branch=branch("then", "add"), else_branch=branch("else", "sub")),
+        helper.make_node("MatMul", ["a1", "h1"], ["middle"]),
+        helper.make_node("MatMul", ["a1", "w2"], ["m2"]),
+        helper.make_node("Add", ["m2", "a0"], ["a2"]),
+        helper.make_node("MatMul", ["a2", "h2"], ["late"]),
+        helper.make_node("ReduceMean", ["a0"], ["mean"], axes=[1], keepdims=0)
+        if opset < 18
+        else helper.make_node("ReduceMean", ["a0", "one"], ["mean"], keepdims=0),
+    ]
+    constants = [numpy_helper.from_array(v, k) for k, v in {**weights, **heads}.items()]
+    constants += [numpy_helper.from_array(np.array(True), "yes"), numpy_helper.from_array(np.array([1]), "one")]
+    outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [batch, 4]) for n in ("early", "middle", "late")]
+    outputs.append(helper.make_tensor_value_info("mean", TensorProto.FLOAT, [batch]))
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 6])]
+    graph = helper.make_graph(nodes, "three", inputs, outputs, constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+@pytest.mark.parametrize("opset", [13, 17, 21])
+def test_a_multi_output_file_is_cut_at_the_named_exits(tmp_path, opset):
+    onnx.save(three_exits(opset), tmp_path / "m.onnx")
+    bundle = export_bundle(
+        str(tmp_path / "m.onnx"),
+        None,
+        tmp_path / "b",
+        exits=["early", "middle", "late"],
+        auxiliary={"routing": ["mean"]},
+    )
+    x = np.random.default_rng(1).standard_normal((5, 6)).astype(np.float32)
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    expected = session.run(["early", "middle", "late"], {"x": x})
+    with Cascade.load(bundle, threads=1) as cascade:
+        assert [e.name for e in cascade.manifest.exits] == ["early", "middle", "late"]
+        records = cascade.record({"x": x})
+        np.testing.assert_allclose(np.stack(records.logits), np.stack(expected), atol=1e-5)
+        np.testing.assert_allclose(records.routing[0], session.run(["mean"], {"x": x})[0], atol=1e-6)
+
+
+def test_a_torch_export_of_several_outputs_gives_the_same_bundle_as_the_module(tmp_path):
+    model = make(Masked)
+    ids = torch.randint(1, 50, (3, 7))
+    inputs = {"ids": ids, "mask": torch.ones_like(ids)}
+    axes = {"ids": {0: "batch", 1: "seq"}, "mask": {0: "batch", 1: "seq"}}
+    program = torch.onnx.export(
+        model, (), kwargs=inputs, dynamo=True, dynamic_shapes=axes, output_names=["a", "b", "c"], verbose=False
+    )
+    program.save(tmp_path / "m.onnx", external_data=True)
+    arrays = {k: v.numpy() for k, v in inputs.items()}
+    from_file = export_bundle(tmp_path / "m.onnx", arrays, tmp_path / "file", exits=["a", "b", "c"])
+    from_module = export_bundle(model, inputs, tmp_path / "module", dynamic_axes=axes)
+    flops = [
+        [b["flops"] for b in json.loads((p / "manifest.json").read_text())["blocks"]] for p in (from_file, from_module)
+    ]
+    assert flops[0] == flops[1]
+    with Cascade.load(from_file, threads=1) as one, Cascade.load(from_module, threads=1) as other:
+        np.testing.assert_allclose(
+            np.stack(one.record(arrays).logits), np.stack(other.record(arrays).logits), atol=1e-5
+        )
+
+
+@pytest.mark.parametrize(
+    ("exits", "message"),
+    [
+        (["early", "nothing"], "no output 'nothing'"),
+        (["early", "early"], "all different"),
+        (["early", "mean"], "'mean' has the shape .* expected \\[batch, classes\\]"),
+    ],
+)
+def test_exits_that_make_no_sense_are_refused_by_name(tmp_path, exits, message):
+    onnx.save(three_exits(), tmp_path / "m.onnx")
+    with pytest.raises(ExportError, match=message):
+        export_bundle(tmp_path / "m.onnx", None, tmp_path / "b", exits=exits)
+
+
+def test_a_fixed_batch_is_refused(tmp_path):
+    onnx.save(three_exits(batch=1), tmp_path / "m.onnx")
+    with pytest.raises(ExportError, match="input 'x' .* expected one axis named \"batch\""):
+        export_bundle(tmp_path / "m.onnx", None, tmp_path / "b", exits=["early", "late"])
+
+
+def test_something_that_is_not_onnx_is_refused(tmp_path):
+    (tmp_path / "m.onnx").write_bytes(b"not a model")
+    with pytest.raises(ExportError, match="not an ONNX model"):
+        export_bundle(tmp_path / "m.onnx", None, tmp_path / "b")

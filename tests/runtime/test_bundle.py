@@ -1,0 +1,158 @@
+"""A damaged, edited, foreign or hostile bundle gives one clear error, and nothing of it is run."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from offramp.runtime import BundleError, Cascade, InputError
+from offramp.runtime.bundle import read_bundle
+from offramp.runtime.files import seal
+from offramp.runtime.points import read_calibration
+
+
+@pytest.fixture
+def copy(digits, tmp_path) -> Path:
+    return Path(shutil.copytree(digits, tmp_path / "bundle"))
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch):
+    """Opening any session fails the test: refusals must come before."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a session was opened")
+
+    monkeypatch.setattr("offramp.runtime.cascade.open_session", refuse)
+
+
+def edit(bundle: Path, change, name: str = "manifest.json") -> None:
+    """Change a document and seal it again, as an attacker or a careful editor would."""
+    document = json.loads((bundle / name).read_text())
+    change(document)
+    document.pop("digest")
+    (bundle / name).write_bytes(seal(document))
+
+
+def refusal(bundle: Path) -> str:
+    with pytest.raises(BundleError) as caught:
+        Cascade.load(bundle, operating_point="balanced")
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_whole_bundle_loads(copy):
+    with Cascade.load(copy, operating_point="balanced") as cascade:
+        assert cascade.operating_point.name == "balanced"
+
+
+def test_one_flipped_byte_of_any_file_is_refused_by_the_files_name(copy, nothing_runs):
+    for file in sorted(copy.iterdir()):
+        whole = file.read_bytes()
+        for at in {0, len(whole) // 3, len(whole) // 2, len(whole) - 2, len(whole) - 1}:
+            for flip in (0x01, 0x20):
+                damaged = bytearray(whole)
+                damaged[at] ^= flip
+                file.write_bytes(damaged)
+                assert file.name in refusal(copy), (file.name, at)
+        file.write_bytes(whole)
+
+
+def test_every_byte_of_the_manifest_counts(copy, nothing_runs):
+    path = copy / "manifest.json"
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0x04
+        path.write_bytes(damaged)
+        refusal(copy)
+
+
+@pytest.mark.parametrize("name", ["block_1.onnx", "weights.bin", "manifest.json"])
+def test_a_missing_file_is_named(copy, name, nothing_runs):
+    (copy / name).unlink()
+    assert name in refusal(copy)
+
+
+def test_a_truncated_file_is_named_with_its_size(copy, nothing_runs):
+    path = copy / "weights.bin"
+    path.write_bytes(path.read_bytes()[:-5])
+    assert "weights.bin" in refusal(copy)
+    assert "bytes" in refusal(copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m["files"].update({"../evil": m["files"]["weights.bin"]}), "'../evil', which leaves"),
+        (lambda m: m["blocks"][0].update(file="../block_0.onnx"), "'../block_0.onnx', which leaves"),
+        (lambda m: m["blocks"][0].update(file="/etc/passwd"), "leaves the bundle"),
+        (lambda m: m["blocks"][1].update(file="other.onnx"), r"blocks\[1\].file 'other.onnx' is not in files"),
+        (lambda m: m["blocks"][1]["inputs"].append("ghost"), r"blocks\[1\].inputs names 'ghost', which no earlier"),
+        (lambda m: m["blocks"][0].update(flops="batch*ghost"), r"blocks\[0\].flops names the axes \['ghost'\]"),
+        (lambda m: m["blocks"][0].update(flops="__import__('os')"), r"blocks\[0\].flops: cost expression"),
+        (lambda m: m["exits"][0].update(score="ghost"), r"exits\[0\] names 'ghost'"),
+        (lambda m: m["exits"].reverse(), r"blocks\[2\].exit and exits\[0\].block disagree"),
+        (lambda m: m["inputs"][0].update(dtype="object"), r"inputs\[0\] \('x'\).dtype 'object'"),
+        (lambda m: m["inputs"][0].update(shape=["n", 8, 8]), r"inputs\[0\] \('x'\).shape has no single"),
+        (lambda m: next(iter(m["tensors"].values())).update(batch_axis=1), "batch_axis doesn't point"),
+        (lambda m: m.update(classes="ten"), "classes"),
+        (lambda m: m.pop("blocks"), "blocks"),
+        (lambda m: m.update(blocks=[]), "blocks is empty"),
+        (lambda m: m["files"]["weights.bin"].update(sha256="zz"), "sha256 is not 64 hex"),
+    ],
+)
+def test_a_manifest_that_makes_no_sense_names_the_field(copy, change, message, nothing_runs):
+    edit(copy, change)
+    with pytest.raises(BundleError, match=message):
+        Cascade.load(copy)
+
+
+def test_a_link_out_of_the_bundle_is_refused(copy, tmp_path, nothing_runs):
+    outside = tmp_path / "outside"
+    shutil.move(copy / "weights.bin", outside)
+    (copy / "weights.bin").symlink_to(outside)
+    assert "link" in refusal(copy)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "calibration.json"])
+def test_another_schema_is_refused_by_name(copy, name, nothing_runs):
+    edit(copy, lambda d: d.update(schema="offramp/99"), name)
+    assert "'offramp/99'" in refusal(copy)
+
+
+def test_calibration_of_another_bundle_is_refused(copy, nothing_runs):
+    edit(copy, lambda m: m.update(name="other"))
+    assert "belongs to another bundle" in refusal(copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p["thresholds"].insert(0, 1.0), "4 thresholds for 3 exits"),
+        (lambda p: p["thresholds"].__setitem__(0, "high"), "'high' is not a number"),
+        (lambda p: p["thresholds"].__setitem__(2, 1.0), "last threshold is 1.0, expected -inf"),
+        (lambda p: p.update(abstain_below=None), "abstain_below"),
+        (lambda p: p.update(calibrators=[{"name": "magic"}] * 3), "magic"),
+    ],
+)
+def test_an_operating_point_that_makes_no_sense_is_refused(copy, change, message, nothing_runs):
+    edit(copy, lambda d: change(d["operating_points"]["balanced"]), "calibration.json")
+    with pytest.raises(BundleError, match=message):
+        Cascade.load(copy)
+
+
+def test_without_a_calibration_only_full_is_there(copy):
+    (copy / "calibration.json").unlink()
+    bundle = read_bundle(copy)
+    assert list(read_calibration(copy, bundle.manifest).points) == ["full"]
+    with pytest.raises(InputError, match=r"operating_point is 'fast', this bundle has \['full'\]"):
+        Cascade.load(copy, operating_point="fast")
+
+
+@pytest.mark.parametrize("where", ["nowhere", "file"])
+def test_what_is_no_bundle_at_all_is_said_so(tmp_path, where):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BundleError, match="no such folder"):
+        Cascade.load(tmp_path / where)

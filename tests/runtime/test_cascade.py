@@ -1,0 +1,251 @@
+"""A cascade answers as the slow oracle does, whatever the batch, the thread, the process or the row."""
+
+import math
+import os
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from offramp.runtime import Cascade, CascadeClosed, InputError, OperatingPoint, sample
+
+
+@pytest.fixture(scope="module")
+def cascade():
+    with Cascade.load(sample.BUNDLE, threads=1) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def images():
+    return sample.heldout()[0]
+
+
+@pytest.fixture(scope="module")
+def records(cascade, images):
+    return cascade.record({"x": images})
+
+
+def oracle(records, point, i):
+    """What the design says happens to row i, in plain Python."""
+    for j, threshold in enumerate(point.thresholds):
+        score = float(records.score[j, i])
+        if j == len(point.thresholds) - 1 or score >= threshold:
+            return {
+                "exit": j,
+                "label": int(records.label[j, i]),
+                "confidence": 1 / (1 + math.exp(-score)),
+                "abstain": not score >= point.abstain_below,
+                "flops": int(records.flops[j, i]),
+            }
+    raise AssertionError
+
+
+def assert_same(answer, expected, records, point):
+    """Equal, but for rows within float noise of a threshold, which another batch may push to either side."""
+    for i, want in enumerate(expected):
+        bars = [*point.thresholds[:-1], point.abstain_below]
+        if any(abs(float(records.score[j, i]) - bar) < 1e-3 for j in range(len(records.score)) for bar in bars):
+            continue
+        assert answer.exit[i] == want["exit"], i
+        assert answer.label[i] == want["label"]
+        assert answer.confidence[i] == pytest.approx(want["confidence"], abs=1e-5)
+        assert answer.abstain[i] == want["abstain"]
+        assert answer.flops[i] == want["flops"]
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64, 497])
+@pytest.mark.parametrize("seed", range(3))
+def test_predict_equals_the_oracle_at_random_thresholds(cascade, images, records, batch, seed):
+    rng = np.random.default_rng(seed)
+    bars = [float(np.quantile(records.score[j], rng.uniform(0, 1))) for j in range(2)]
+    point = OperatingPoint((*bars, -math.inf), abstain_below=float(rng.uniform(0, 6)))
+    at = cascade.at(point)
+    rows = min(len(images), 20 * batch)
+    for start in range(0, rows, batch):
+        stop = min(start + batch, rows)
+        answer = at.predict({"x": images[start:stop]})
+        part = type(records)(
+            logits=(), score=records.score[:, start:stop], label=records.label[:, start:stop],
+            flops=records.flops[:, start:stop],
+        )  # fmt: skip
+        assert_same(answer, [oracle(part, point, i) for i in range(stop - start)], part, point)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_any_rows_in_any_order_and_piece_size_get_their_own_answers(data):
+    images = sample.heldout()[0]
+    picked = data.draw(st.lists(st.integers(0, len(images) - 1), max_size=40))
+    size = data.draw(st.sampled_from([1, 2, 3, 16, 128]))
+    with Cascade.load(sample.BUNDLE, threads=1, operating_point="balanced", batch_rows=size) as cascade:
+        alone = cascade.predict({"x": images})
+        answer = cascade.predict({"x": images[picked].reshape(-1, 8, 8)})
+        assert (answer.label == alone.label[picked]).all()
+        near = np.abs(alone.score[picked] - answer.score) > 1e-3 * np.maximum(1, np.abs(answer.score))
+        assert not near[answer.exit == alone.exit[picked]].any()
+        assert (answer.exit == alone.exit[picked]).mean() >= 0.9 if picked else True
+
+
+def test_no_rows_one_row_and_ten_thousand_rows(cascade, images):
+    empty = cascade.predict({"x": images[:0]}, fetch=("probabilities", "routing"))
+    assert (len(empty), empty.probabilities.shape, empty.executed) == (0, (0, 10), (0, 0, 0))
+    assert empty.flops.dtype == np.int64
+    assert cascade.record({"x": images[:0]}).logits.shape == (3, 0, 10)
+    assert len(cascade.predict({"x": images[:1]})) == 1
+    many = np.resize(images, (10_000, 8, 8))
+    answer = cascade.at("balanced").predict({"x": many})
+    first = cascade.at("balanced").predict({"x": images})
+    assert (answer.label == np.resize(first.label, 10_000)).all()
+    assert answer.exit.max() == 2
+
+
+def test_full_runs_every_block_for_every_row_and_never_abstains():
+    with Cascade.load(sample.BUNDLE, operating_point=OperatingPoint((math.inf, math.inf, -math.inf))) as cascade:
+        answer = cascade.predict({"x": sample.heldout()[0]})
+    assert set(answer.exit.tolist()) == {2}
+    assert not answer.abstain.any()
+    assert (answer.flops == cascade.row_flops({"batch": 1})[-1]).all()
+
+
+def test_probabilities_come_with_the_answer_or_when_somebody_asks(cascade, images):
+    at = cascade.at("balanced")
+    asked = at.predict({"x": images}, fetch=("probabilities",))
+    later = at.predict({"x": images})
+    np.testing.assert_allclose(asked.probabilities, later.probabilities, atol=1e-6)
+    np.testing.assert_allclose(asked.probabilities.sum(axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(asked.probabilities.max(axis=1), asked.confidence, atol=1e-5)
+    assert (asked.probabilities.argmax(axis=1) == asked.label).all()
+    with pytest.raises(InputError, match="fetch has 'gradients'"):
+        at.predict({"x": images}, fetch=("gradients",))
+
+
+def test_logits_are_fetched_only_when_somebody_asks(cascade, images, monkeypatch):
+    fetched = []
+    original = Cascade._run_block
+
+    def watch(self, index, state, outputs):
+        fetched.extend(outputs)
+        return original(self, index, state, outputs)
+
+    monkeypatch.setattr(Cascade, "_run_block", watch)
+    answer = cascade.at("balanced").predict({"x": images})
+    logits = {e.logits for e in cascade.manifest.exits}
+    assert not logits & set(fetched)
+    assert answer.probabilities.shape == (len(images), 10)
+    assert logits <= set(fetched)
+
+
+def test_rows_that_left_are_not_computed_on(cascade, images):
+    answer = cascade.at("balanced").predict({"x": images})
+    blocks = np.diff(cascade.row_flops({"batch": 1}), prepend=0)
+    went_on = [int((answer.exit >= k).sum()) for k in range(3)]
+    assert went_on[2] < went_on[1] < went_on[0]
+    for executed, flops, rows in zip(answer.executed, blocks, went_on, strict=True):
+        # Rows may ride along where copying the rest would cost more; for these blocks it never does.
+        assert executed == flops * rows
+
+
+def test_several_threads_share_one_cascade(cascade, images):
+    expected = cascade.at("balanced").predict({"x": images})
+
+    def ask(k):
+        at = cascade.at("balanced") if k % 2 else shared
+        return at.predict({"x": images}, fetch=("probabilities",) if k % 3 else ())
+
+    shared = cascade.at("balanced")
+    with ThreadPoolExecutor(8) as pool:
+        for answer in pool.map(ask, range(32)):
+            assert (answer.label == expected.label).all()
+            assert (answer.exit == expected.exit).all()
+
+
+def test_two_cascades_of_different_bundles_live_side_by_side(images):
+    with Cascade.load(sample.BUNDLE) as one, Cascade.load(sample.BUNDLE, operating_point="fast") as other:
+        first = one.predict({"x": images[:5]})
+        other.predict({"x": images[:5]})
+        other.close()
+        assert (one.predict({"x": images[:5]}).label == first.label).all()
+
+
+def test_a_closed_cascade_says_so_and_calls_under_way_finish(images):
+    cascade = Cascade.load(sample.BUNDLE)
+    sibling = cascade.at("fast")
+    many, results, started = np.resize(images, (4000, 8, 8)), [], threading.Event()
+
+    def ask():
+        started.set()
+        try:
+            results.append(len(cascade.predict({"x": many})))
+        except CascadeClosed:
+            results.append("closed")
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    started.wait()
+    cascade.close()
+    cascade.close()
+    thread.join()
+    assert results
+    assert results[0] in (4000, "closed")
+    for closed in (cascade, sibling):
+        with pytest.raises(CascadeClosed, match="closed"):
+            closed.predict({"x": images[:1]})
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_is_told_to_load_its_own_and_can(images):
+    cascade = Cascade.load(sample.BUNDLE)
+    expected = cascade.predict({"x": images[:3]}).label.tolist()
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of forking with threads: that's the case
+        child = os.fork()
+    if child == 0:
+        try:
+            cascade.predict({"x": images[:3]})
+            said = "no error"
+        except CascadeClosed as error:
+            with Cascade.load(sample.BUNDLE) as own:
+                said = f"{error} {own.predict({'x': images[:3]}).label.tolist()}"
+        os.write(writer, said.encode())
+        os._exit(0)
+    os.close(writer)
+    said = os.read(reader, 10_000).decode()
+    os.waitpid(child, 0)
+    assert "Cascade.load in the process that predicts" in said
+    assert said.endswith(str(expected))
+    assert cascade.predict({"x": images[:3]}).label.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"operating_point": "turbo"}, r"operating_point is 'turbo', this bundle has \['full', 'balanced', 'fast'\]"),
+        ({"threads": 0}, "threads is 0"),
+        ({"threads": "2"}, "threads is '2'"),
+        ({"batch_rows": 0}, "batch_rows is 0"),
+        ({"device": "abacus"}, "device is 'abacus'"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(InputError, match=message):
+        Cascade.load(sample.BUNDLE, **options)
+
+
+def test_a_point_for_another_number_of_exits_is_refused(cascade):
+    with pytest.raises(InputError, match="2 thresholds, the model has 3 exits"):
+        cascade.at(OperatingPoint((1.0, -math.inf)))
+
+
+def test_an_exit_that_can_never_be_reached_is_warned_of(cascade):
+    with pytest.warns(UserWarning, match="exit 0 has the threshold 1e\\+39, which no row reached"):
+        cascade.at(OperatingPoint((1e39, math.inf, -math.inf)))
+    with pytest.warns(UserWarning, match="exit 1 has the threshold 50"):
+        cascade.at(OperatingPoint((3.0, 50.0, -math.inf), expected={"exit_shares": [0.5, 0, 0.5]}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cascade.at(OperatingPoint((math.inf, 3.0, -math.inf), expected={"exit_shares": [0, 0.5, 0.5]}))

@@ -1,0 +1,120 @@
+"""The command line: help for every command, one line and exit code 2 for bad input."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from offramp.runtime import sample
+from offramp.runtime.cli import COMMANDS, main
+
+
+def run(capsys, *arguments) -> tuple[int, str, str]:
+    try:
+        code = main([str(a) for a in arguments])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(capsys, command):
+    code, out, _ = run(capsys, command, "--help")
+    assert code == 0
+    assert "usage: offramp" in out
+
+
+def test_help_lists_every_command(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert all(command in out for command in COMMANDS)
+
+
+def test_the_installed_command_and_the_module_print_the_version():
+    for command in ([shutil.which("offramp") or "offramp"], [sys.executable, "-m", "offramp.runtime.cli"]):
+        assert (
+            subprocess.run([*command, "version"], capture_output=True, text=True, check=True).stdout.strip() == "0.1.0"
+        )
+
+
+def test_record_calibrate_predict_in_a_row(capsys, tmp_path):
+    bundle = shutil.copytree(sample.BUNDLE, tmp_path / "b")
+    x, y = sample.heldout()
+    np.savez(tmp_path / "d.npz", x=x, labels=y)
+    assert run(capsys, "record", bundle, tmp_path / "d.npz", "--out", tmp_path / "r")[0] == 0
+    code, out, _ = run(capsys, "calibrate", bundle, tmp_path / "r", "--budget", "half=50%", "--abstain-risk", "0.1")
+    assert code == 0
+    assert "half" in out
+    code, out, err = run(capsys, "predict", bundle, tmp_path / "d.npz", "--operating-point", "half", "--probabilities")
+    assert code == 0
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert len(lines) == len(y)
+    assert np.mean([line["label"] == label for line, label in zip(lines, y, strict=True)]) > 0.95
+    assert abs(sum(lines[0]["probabilities"]) - 1) < 1e-5
+    assert "497 rows" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["predict", "nowhere", "x.npz"], "nowhere: no such folder"),
+        (["predict", str(sample.BUNDLE), "x.npz"], "x.npz: no such file"),
+        (["predict", str(sample.BUNDLE), "x.npz", "--operating-point", "warp"], "operating_point is 'warp'"),
+        (["record", str(sample.BUNDLE), "x.npz", "--out", "r"], "x.npz: no such file"),
+        (["calibrate", str(sample.BUNDLE), "nowhere"], "records.json: can't be read"),
+        (["calibrate", str(sample.BUNDLE), "r", "--budget", "half"], "expected NAME=SHARE"),
+        (["calibrate", str(sample.BUNDLE), "r", "--delta", "7"], "expected a number in (0, 1]"),
+        (["export", "m.py:build", "--out", "b"], "--example is missing"),
+        (["export", "m.py:build", "--example", "m.py:e", "--out", "b"], "m.py: no such file"),
+        (["export", "m.onnx", "--out", "b"], "m.onnx: not an ONNX model"),
+        (["fly"], "invalid choice: 'fly'"),
+        ([], "required"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+MODEL = """
+import torch
+def build():
+    class M(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(4, 3), torch.nn.Linear(3, 3)
+        def forward(self, x):
+            y = self.a(x)
+            return [y, self.b(torch.relu(y))]
+    return M().eval()
+def example_inputs(): return {"x": torch.zeros(2, 4)}
+def dynamic_axes(): return {"x": {0: "batch"}}
+def classes(): return ["eins", "zwei", "drei €"]
+def broken(): raise RuntimeError("no weights")
+"""
+
+
+def test_export_takes_a_model_from_a_file(capsys, tmp_path):
+    file = tmp_path / "my model.py"
+    file.write_text(MODEL)
+    arguments = ["--example", f"{file}:example_inputs", "--dynamic", f"{file}:dynamic_axes"]
+    code, out, _ = run(
+        capsys, "export", f"{file}:build", *arguments, "--classes", f"{file}:classes", "--out", tmp_path / "b"
+    )
+    assert code == 0
+    assert "2 blocks, 3 classes" in out
+    assert json.loads((tmp_path / "b" / "manifest.json").read_text())["classes"][2] == "drei €"
+    for source, message in (
+        (f"{file}:broken", "broken failed: RuntimeError: no weights"),
+        (f"{file}:x", "no function 'x'"),
+    ):
+        code, _, err = run(capsys, "export", source, *arguments, "--out", tmp_path / "c")
+        assert code == 2
+        assert message in err
