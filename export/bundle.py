@@ -15,7 +15,7 @@ from offramp.export.flops import flops
 from offramp.export.outputs import Outputs
 from offramp.export.partition import Partition, Plan
 from offramp.export.probe import Probe, batch_axis, element_bytes, make_inputs, resize
-from offramp.export.verify import Verification, verify
+from offramp.export.verify import Verification, rows_are_independent, verify
 from offramp.export.weights import WEIGHTS, WeightFile
 from offramp.runtime.bundle import DTYPES, MANIFEST, SCHEMA, is_axis, read_bundle
 from offramp.runtime.errors import ExportError
@@ -112,9 +112,11 @@ def export_bundle(
             file.name: {"sha256": sha256_of_file(file), "bytes": file.stat().st_size}
             for file in sorted(temporary.iterdir())
         }
-        (temporary / MANIFEST).write_bytes(seal(document))
         say("verifying the cascade against the model")
+        document["rows_independent"], mixed = rows_are_independent(probe, reference)
+        (temporary / MANIFEST).write_bytes(seal(document))
         result = verify(temporary, probe, reference)
+        result.summary["batch_difference"] = mixed
         _record(document, result)
         (temporary / MANIFEST).write_bytes(seal(document))
         read_bundle(temporary)
@@ -261,8 +263,7 @@ def _write_blocks(
 
 
 def _record(document: dict[str, Any], result: Verification) -> None:
-    """Put what verification found into the manifest: pad values, independence of rows, the differences seen."""
-    document["rows_independent"] = result.rows_independent
+    """Put what verification found into the manifest: pad values, and the differences seen."""
     document["verified"] = result.summary
     for given in document["inputs"]:
         given["pad"] = result.pads.get(given["name"])

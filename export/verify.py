@@ -1,12 +1,13 @@
 """A bundle proves itself before it's kept: the cascade against the model, compaction, padding, batch mixing."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from offramp.export.outputs import KINDS
+from offramp.export.padding import pad_values
 from offramp.export.probe import Inputs, Probe
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import ExportError
@@ -22,39 +23,77 @@ _MIXING_TOLERANCE = 1e-4
 _SEED = 20260727
 
 
-@dataclass
+@dataclass(frozen=True)
 class Verification:
-    rows_independent: bool
-    pads: dict[str, float] = field(default_factory=dict)
-    summary: dict[str, Any] = field(default_factory=dict)
+    """What was found: pad values of tensors whose rows may differ in length, and figures for the manifest."""
+
+    pads: dict[str, float]
+    summary: dict[str, Any]
+
+
+def rows_are_independent(probe: Probe, reference: Reference | None) -> tuple[bool, float]:
+    """Does a row's answer stay the same when its batch is permuted and thinned? With the difference seen.
+
+    Raises ExportError if the model answers the same input differently each time.
+    """
+    whole = reference or _whole_graph(probe)
+    axes = _batch_axes(probe)
+    inputs = _varied(probe.inputs({**probe.example_sizes, "batch": 6}), axes)
+    together = whole(inputs)["logits"]
+    for j, (a, b) in enumerate(zip(together, whole(inputs)["logits"], strict=True)):
+        if not np.array_equal(a, b, equal_nan=True):
+            raise ExportError(
+                f"exit {j} gives other logits for the same input: the model is random. "
+                "Call model.eval() before exporting it."
+            )
+    worst = 0.0
+    for rows in ([3, 1, 5, 0], [2], [5, 4, 3, 2, 1, 0]):
+        alone = whole(_take(inputs, rows, axes))["logits"]
+        worst = max([worst, *(_difference(a, t[rows]) for a, t in zip(alone, together, strict=True))])
+    return worst <= _MIXING_TOLERANCE, worst
+
+
+def _batch_axes(probe: Probe) -> dict[str, int]:
+    return {name: shape.index("batch") for name, (_, shape) in probe.graph.inputs.items()}
+
+
+def _take(inputs: Inputs, rows: list[int], axes: Mapping[str, int]) -> Inputs:
+    return {n: np.ascontiguousarray(np.take(a, rows, axis=axes[n])) for n, a in inputs.items()}
+
+
+def _varied(inputs: Inputs, axes: Mapping[str, int]) -> Inputs:
+    """Rows that differ in scale, so that statistics taken over a batch show."""
+    out = {}
+    for name, array in inputs.items():
+        if array.dtype.kind == "f":
+            shape = [1] * array.ndim
+            shape[axes[name]] = array.shape[axes[name]]
+            array = array * np.linspace(0.25, 2.0, shape[axes[name]]).reshape(shape).astype(array.dtype)
+        out[name] = array
+    return out
 
 
 def verify(folder: Path, probe: Probe, reference: Reference | None) -> Verification:
     """Check the bundle in `folder` against the model. Raises ExportError naming what differs, and by how much.
 
-    reference: the original model's outputs by kind; None compares with the whole ONNX graph.
+    reference: the original model's outputs by kind; None compares with the whole ONNX graph. Where rows
+    depend on their batch, the cascade runs them one by one, and so does what it's compared with.
     """
     whole = reference or _whole_graph(probe)
     rng = np.random.default_rng(_SEED)
     with Cascade.load(folder, threads=1) as cascade:
         check = _Checks(cascade, probe, whole, rng)
-        independent, mixed = check.rows_are_independent()
-        if not independent:
-            # Rows are then run one by one, and that is what's compared.
-            object.__setattr__(cascade.manifest, "rows_independent", False)
         sizes = [sizes for sizes, _ in probe.runs]
         worst = max(check.every_exit(s) for s in sizes)
         for s in sizes:
             check.compaction(s)
-        pads = check.padding() if independent else {}
+        pads = pad_values(cascade, probe, rng) if cascade.manifest.rows_independent else {}
     return Verification(
-        independent,
         pads,
         {
             "against": "torch" if reference else "onnx",
             "sizes": sizes,
             "max_difference": worst,
-            "batch_difference": mixed,
             "padding": sorted(pads),
         },
     )
@@ -76,51 +115,18 @@ class _Checks:
         self._probe = probe
         self._whole = whole
         self._rng = rng
-        self._axes = {i.name: i.batch_axis for i in cascade.manifest.inputs}
-
-    def _rows(self, inputs: Inputs, rows: Any) -> Inputs:
-        return {n: np.ascontiguousarray(np.take(a, rows, axis=self._axes[n])) for n, a in inputs.items()}
+        self._axes = _batch_axes(probe)
 
     def _reference(self, inputs: Inputs) -> dict[str, list[np.ndarray[Any, Any]]]:
         """The model's outputs; row by row where rows depend on their batch."""
         if self._cascade.manifest.rows_independent:
             return self._whole(inputs)
         count = next(a.shape[self._axes[n]] for n, a in inputs.items())
-        single = [self._whole(self._rows(inputs, [i])) for i in range(count)]
+        single = [self._whole(_take(inputs, [i], self._axes)) for i in range(count)]
         return {
             kind: [np.concatenate([s[kind][k] for s in single]) for k in range(len(single[0][kind]))]
             for kind in single[0]
         }
-
-    def rows_are_independent(self) -> tuple[bool, float]:
-        """Does a row's answer stay the same when its batch is permuted and thinned?"""
-        base = {**self._probe.example_sizes, "batch": 6}
-        inputs = self._varied(self._probe.inputs(base))
-        together = self._whole(inputs)["logits"]
-        again = self._whole(inputs)["logits"]
-        for j, (a, b) in enumerate(zip(together, again, strict=True)):
-            if not np.array_equal(a, b, equal_nan=True):
-                raise ExportError(
-                    f"exit {j} gives other logits for the same input: the model is random. "
-                    "Call model.eval() before exporting it."
-                )
-        worst = 0.0
-        for rows in ([3, 1, 5, 0], [2], [5, 4, 3, 2, 1, 0]):
-            alone = self._whole(self._rows(inputs, rows))["logits"]
-            worst = max([worst, *(_difference(a, t[rows]) for a, t in zip(alone, together, strict=True))])
-        return worst <= _MIXING_TOLERANCE, worst
-
-    def _varied(self, inputs: Inputs) -> Inputs:
-        """Rows that differ in scale, so that statistics taken over a batch show."""
-        out = {}
-        for name, array in inputs.items():
-            if array.dtype.kind == "f":
-                shape = [1] * array.ndim
-                shape[self._axes[name]] = array.shape[self._axes[name]]
-                scale = self._rng.uniform(0.25, 2.0, shape).astype(array.dtype)
-                array = array * scale
-            out[name] = array
-        return out
 
     def every_exit(self, sizes: Mapping[str, int]) -> float:
         """Every exit and auxiliary output equals the model's; returns the largest difference of logits seen."""
@@ -163,12 +169,6 @@ class _Checks:
                     f"after compaction a row that leaves at exit {answer.exit[row]} has probabilities off by "
                     f"{wrong[row]:.2g} at {sizes}: the bundle wasn't written."
                 )
-
-    def padding(self) -> dict[str, float]:
-        """Values that may fill rows up along each sequence axis, for inputs and carried tensors, or none."""
-        from offramp.export.padding import pad_values
-
-        return pad_values(self._cascade, self._probe, self._rng)
 
 
 def _difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:

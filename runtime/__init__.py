@@ -1,6 +1,6 @@
 """offramp.runtime: load a bundle, run its cascade, calibrate it, measure it."""
 
-from offramp.runtime import calibration, metrics, scores, thresholds
+from offramp.runtime import calibration, metrics, sample, scores, thresholds
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import (
@@ -28,6 +28,7 @@ __all__ = [
     "RuntimeUnavailable",
     "calibration",
     "metrics",
+    "sample",
     "scores",
     "thresholds",
 ]

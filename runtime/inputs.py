@@ -76,17 +76,11 @@ def _as_array(value: Any, given: Input) -> NDArray[Any]:
         value = np.asarray(value)
     if not isinstance(value, np.ndarray):
         try:
-            loose = np.asarray(value)
+            return convert(np.asarray(value), given)
         except ValueError as error:
+            if isinstance(error, InputError):
+                raise
             raise InputError(f"input {given.name!r} is ragged: expected rows of one shape, {given.shape}.") from error
-        same_kind = loose.dtype.kind in (_INTEGERS if wanted.kind in _INTEGERS else _INTEGERS + "f")
-        if loose.size and not same_kind:
-            raise InputError(f"input {given.name!r} holds {loose.dtype} values, expected {wanted}.")
-        if loose.size and wanted.kind in "iu" and loose.dtype.kind in "iu":
-            limits = np.iinfo(wanted)
-            if loose.min() < limits.min or loose.max() > limits.max:
-                raise InputError(f"input {given.name!r} has values outside {wanted}'s range.")
-        return np.ascontiguousarray(loose.astype(wanted)).reshape(loose.shape)
     if value.dtype == wanted:
         return value if value.flags.c_contiguous else np.ascontiguousarray(value).reshape(value.shape)
     # uint8 pixels for a float input would be accepted by numpy, at 255 times the scale: kinds must match.
@@ -94,3 +88,20 @@ def _as_array(value: Any, given: Input) -> NDArray[Any]:
     if value.dtype.kind not in kinds or not np.can_cast(value.dtype, wanted, "safe"):
         raise InputError(f"input {given.name!r} has the dtype {value.dtype}, expected {wanted}.")
     return np.ascontiguousarray(value.astype(wanted)).reshape(value.shape)
+
+
+def convert(values: NDArray[Any], given: Input) -> NDArray[Any]:
+    """Values whose dtype is an accident of their container (JSON, Parquet) as the model's dtype.
+
+    Integers may become floats, floats of any width the model's; raises InputError for another kind, or
+    integers out of range.
+    """
+    wanted = np.dtype(given.dtype)
+    kinds = _INTEGERS if wanted.kind in _INTEGERS else _INTEGERS + "f"
+    if values.size and values.dtype.kind not in kinds:
+        raise InputError(f"input {given.name!r} holds {values.dtype} values, expected {wanted}.")
+    if values.size and wanted.kind in "iu" and values.dtype.kind in "iu":
+        limits = np.iinfo(wanted)
+        if values.min() < limits.min or values.max() > limits.max:
+            raise InputError(f"input {given.name!r} has values outside {wanted}'s range.")
+    return np.ascontiguousarray(values.astype(wanted)).reshape(values.shape)

@@ -90,9 +90,7 @@ def _use_shared_arena() -> bool:
     ort = onnxruntime()
     with _arena_lock:
         if _arena_process is None:
-            memory = ort.OrtMemoryInfo(
-                "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
-            )
+            memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
             # Somebody else in this process may have registered one already: then that one is shared.
             try:
                 ort.create_and_register_allocator(memory, None)

@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     images, labels = sample.heldout()
     with _server(args.port) as address:
-        print(f"serving {sample.BUNDLE.name} at {address}; sending {len(labels)} held-out digits over HTTP …", flush=True)
+        print(
+            f"serving {sample.BUNDLE.name} at {address}; sending {len(labels)} held-out digits over HTTP …",
+            flush=True,
+        )
         results = _ask(address, images.tolist(), labels.tolist())
         print(_report(results))
         print(f"\nlook at it: {address}/   (API: {address}/docs, metrics: {address}/metrics)", flush=True)
@@ -132,7 +135,10 @@ def _report(results: dict[str, _Result]) -> str:
     for j in range(exits):
         line(f"leave at exit {j}", [f"{r.exit.count(j) / len(r.exit):.1%}" for r in results.values()])
     for j in range(exits):
-        line(f"accuracy at exit {j}", [_mean([ok for ok, e in zip(r.right, r.exit, strict=True) if e == j]) for r in results.values()])
+        line(
+            f"accuracy at exit {j}",
+            [_mean([ok for ok, e in zip(r.right, r.exit, strict=True) if e == j]) for r in results.values()],
+        )
     line("accuracy in all", [_mean(r.right) for r in results.values()])
     line("abstained", [f"{sum(r.abstain)} rows" for r in results.values()])
     line(
@@ -142,7 +148,10 @@ def _report(results: dict[str, _Result]) -> str:
     whole = sum(results["full"].flops)
     line("FLOPs saved", [f"{1 - sum(r.flops) / whole:.1%}" for r in results.values()])
     line("1 row over HTTP, median", [f"{statistics.median(r.single):.2f} ms" for r in results.values()])
-    line(f"{_REQUEST_ROWS} rows over HTTP, median", [f"{statistics.median(r.batch):.2f} ms" for r in results.values()])
+    line(
+        f"{_REQUEST_ROWS} rows over HTTP, median",
+        [f"{statistics.median(r.batch):.2f} ms" for r in results.values()],
+    )
     return "\n".join(lines)
 
 

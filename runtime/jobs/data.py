@@ -1,5 +1,7 @@
 """Data files: .npz, .npy, Parquet, or a folder of such shards, with columns named as the model's inputs."""
 
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.errors import InputError
+from offramp.runtime.inputs import convert
 
 Arrays = dict[str, NDArray[Any]]
 LABELS = "labels"
@@ -63,14 +66,16 @@ def _read(path: Path, manifest: Manifest) -> Mapping[str, NDArray[Any]]:
                 names = [i.name for i in manifest.inputs]
                 raise InputError(f"{path}: a .npy holds one array, the model takes {names}. Use .npz.")
             return {manifest.inputs[0].name: np.load(path, allow_pickle=False)}
-        return _read_parquet(path)
-    except (OSError, ValueError, EOFError) as error:
+        columns = _read_parquet(path)
+        # Parquet's widths are those of whatever wrote it, not the model's.
+        return columns | {i.name: convert(columns[i.name], i) for i in manifest.inputs if i.name in columns}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path}: can't be read ({error}).") from error
 
 
-def _read_parquet(path: Path) -> Mapping[str, NDArray[Any]]:
+def _read_parquet(path: Path) -> Arrays:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:

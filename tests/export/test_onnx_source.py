@@ -106,7 +106,7 @@ def test_exits_that_make_no_sense_are_refused_by_name(tmp_path, exits, message):
 
 def test_a_fixed_batch_is_refused(tmp_path):
     onnx.save(three_exits(batch=1), tmp_path / "m.onnx")
-    with pytest.raises(ExportError, match="input 'x' .* expected one axis named \"batch\""):
+    with pytest.raises(ExportError, match=r"input 'x' .* expected one axis named .batch."):
         export_bundle(tmp_path / "m.onnx", None, tmp_path / "b", exits=["early", "late"])
 
 

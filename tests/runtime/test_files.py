@@ -22,9 +22,14 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     target = tmp_path / "out"
-    with pytest.raises(RuntimeError), new_folder(target) as folder:
-        (folder / "a").write_text("half")
-        raise RuntimeError
+
+    def fail_halfway():
+        with new_folder(target) as folder:
+            (folder / "a").write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_halfway()
     assert list(tmp_path.iterdir()) == []
     with new_folder(target) as folder:
         (folder / "a").write_text("whole")

@@ -28,7 +28,7 @@ def test_rows_leave_at_the_first_exit_whose_score_reaches_its_threshold(data):
     scores = np.array(
         data.draw(st.lists(st.lists(number, min_size=rows, max_size=rows), min_size=exits, max_size=exits)), np.float32
     ).reshape(exits, rows)
-    thresholds = tuple(data.draw(st.lists(threshold, min_size=exits - 1, max_size=exits - 1))) + (-math.inf,)
+    thresholds = (*data.draw(st.lists(threshold, min_size=exits - 1, max_size=exits - 1)), -math.inf)
     below = data.draw(threshold)
     gate = Gate(OperatingPoint(thresholds, below), exits)
     playing, got = np.arange(rows), {}

@@ -102,12 +102,12 @@ def test_pickles_and_other_files_are_refused(cascade, tmp_path):
     with pytest.raises(InputError, match=r"d.npz: can't be read"):
         read_shard(tmp_path / "d.npz", cascade.manifest)
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 broken")
-    with pytest.raises(InputError, match="broken.npz"):
+    with pytest.raises(InputError, match=r"broken\.npz"):
         read_shard(tmp_path / "broken.npz", cascade.manifest)
     with pytest.raises(InputError, match="no such file"):
         shards(tmp_path / "nothing")
     (tmp_path / "d.csv").write_text("x")
-    with pytest.raises(InputError, match="expected a .npz"):
+    with pytest.raises(InputError, match=r"expected a \.npz"):
         shards(tmp_path / "d.csv")
 
 
