@@ -30,11 +30,11 @@ def numbers(data: Any, dtype: np.dtype[Any], where: str) -> NDArray[Any]:
         raise InputError(f"{where} holds {_misfit(data)}, expected numbers for {dtype}.")
     if dtype.kind in "iu":
         if loose.dtype.kind == "f":
-            raise InputError(f"{where} has numbers with a fraction or beyond {dtype}, expected whole ones.")
+            raise InputError(f"{where} has numbers with a point (1.0 too) or beyond {dtype}, expected whole ones.")
         _check_range(loose, np.iinfo(dtype).min, np.iinfo(dtype).max, dtype, where)
     elif dtype.kind == "b" and loose.dtype.kind != "b":
         if loose.dtype.kind == "f":
-            raise InputError(f"{where} holds numbers with a fraction, expected booleans.")
+            raise InputError(f"{where} has numbers with a point, expected booleans.")
         _check_range(loose, 0, 1, dtype, where)
     elif dtype.kind == "f":
         _check_range(loose, np.finfo(dtype).min, np.finfo(dtype).max, dtype, where)

@@ -123,7 +123,7 @@ X = np.zeros((2, 8), np.float32)
         ({"inputs": [tensor(X), tensor(X)]}, "inputs[1] ('x')"),
         ({"inputs": [tensor(X, datatype="FP64")]}, "float64, expected float32"),
         ({"inputs": [tensor(X, datatype="BYTES")]}, "datatype"),
-        ({"inputs": [tensor(X, datatype="INT32", data=[0.5] * 16)]}, "fraction"),
+        ({"inputs": [tensor(X, datatype="INT32", data=[0.5] * 16)]}, "with a point"),
         ({"inputs": [tensor(X, datatype="INT8", data=[128] * 16)]}, "int8 can't hold"),
         ({"inputs": [tensor(X, shape=[2, 7])]}, "its shape says [2, 7]"),
         ({"inputs": [tensor(X, shape=[-2, -8])]}, "shape"),
