@@ -312,8 +312,8 @@ def classwise_ece(
     if np.isnan(total).any():
         classified(p, truth)  # names the rows
     cells = np.concatenate([part[1] for part in parts])
-    sums = np.bincount(cells, np.concatenate([part[2] for part in parts]), minlength=classes * bins)
-    sums = sums.reshape(classes, bins)
+    values = np.concatenate([part[2] for part in parts])
+    sums = arrays.group_sums(cells, values, classes * bins).reshape(classes, bins)
     sums[:, 0] = total - sums.sum(axis=1)
     rows = np.arange(len(p)) if kept is None else kept
     own = p[rows, truth[rows]].astype(np.float64)
@@ -342,8 +342,10 @@ def _losses(
 
 def _mean(loss: Floats, kept: Ints | None, weights: ArrayLike | None, rows: int) -> float:
     w = arrays.weights(weights, rows)
-    if w is not None and kept is not None:
-        w = w[kept]
+    if w is not None:
+        w = w if kept is None else w[kept]
+        # A row that counts nothing mustn't count 0·∞.
+        loss, w = loss[w > 0], w[w > 0]
     return float(np.average(loss, weights=w)) if len(loss) else NAN
 
 
