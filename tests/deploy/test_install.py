@@ -33,23 +33,23 @@ def clean_environment(**more):
     return {name: value for name, value in os.environ.items() if not name.startswith(mine)} | more
 
 
+def run(*command, **more):
+    return subprocess.run(command, env=clean_environment(**more), capture_output=True, text=True)
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """A fresh virtual environment, made by install.sh from the container's build context."""
     source = build_context(tmp_path_factory.mktemp("source"))
     target = tmp_path_factory.mktemp("opt") / "offramp"
-    done = subprocess.run(
-        [source / "deploy/install.sh", target], env=clean_environment(), capture_output=True, text=True
-    )
+    done = run(source / "deploy/install.sh", target)
     assert done.returncode == 0, done.stdout + done.stderr
     shutil.rmtree(source)  # the container leaves it behind as well
     return target
 
 
 def python(installed, code):
-    done = subprocess.run(
-        [installed / "bin/python", "-c", code], env=clean_environment(), capture_output=True, text=True
-    )
+    done = run(installed / "bin/python", "-c", code)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -69,7 +69,7 @@ def test_a_clean_environment_serves_and_stops(installed):
         with httpx.Client(base_url=address, timeout=60) as client:
             model = client.get("/v1/operating-points").json()["model"]
             (given,) = client.get(f"/v2/models/{model}").json()["inputs"]
-            rows = np.zeros([2, *given["shape"][1:]]).tolist()
+            rows = np.zeros([2, *given["shape"][1:]], int).tolist()
             answer = client.post("/v1/predict", json={"instances": rows}).json()
             assert len(answer["predictions"]) == 2
             assert f'offramp_rows_total{{model="{model}",version="1"}} 2.0' in client.get("/metrics").text
@@ -84,18 +84,15 @@ def test_a_clean_environment_serves_and_stops(installed):
 
 
 def test_serving_brings_no_training_library(installed):
-    names = python(
-        installed, "from importlib.metadata import distributions as d; print(*(x.name.lower() for x in d()))"
-    )
+    code = "from importlib.metadata import distributions; print(*(d.name.lower() for d in distributions()))"
+    names = python(installed, code)
     assert not {"torch", "onnx", "scipy", "pandas", "matplotlib"} & set(names.split())
 
 
 def test_the_health_check_is_a_command_that_runs_there(installed):
     dockerfile = (ROOT / "deploy/Dockerfile").read_text()
     code = re.search(r'HEALTHCHECK .*CMD \["python", "-c", "(.*)"\]', dockerfile)[1]
-    done = subprocess.run(
-        [installed / "bin/python", "-c", code], env=clean_environment(OFFRAMP_PORT="1"), capture_output=True, text=True
-    )
+    done = run(installed / "bin/python", "-c", code, OFFRAMP_PORT="1")
     assert done.returncode != 0
     assert "refused" in done.stderr  # nothing listens on port 1: it got as far as asking
 
@@ -116,8 +113,7 @@ def test_the_container_runs_as_nobody_in_particular():
     ],
 )
 def test_install_refuses_what_it_cannot_do_and_leaves_nothing(tmp_path, arguments, env, said):
-    command = [ROOT / "deploy/install.sh", *(a.format(tmp=tmp_path) for a in arguments)]
-    done = subprocess.run(command, env=clean_environment(**env), capture_output=True, text=True)
+    done = run(ROOT / "deploy/install.sh", *(a.format(tmp=tmp_path) for a in arguments), **env)
     assert done.returncode == 2
     assert said in done.stderr
     assert list(tmp_path.iterdir()) == []
