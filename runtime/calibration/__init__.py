@@ -9,7 +9,12 @@ from offramp.runtime.calibration.attain import at_confidence
 from offramp.runtime.calibration.binning import BBQ, HistogramBinning
 from offramp.runtime.calibration.cwmcs import CwMCS
 from offramp.runtime.calibration.identity import Identity
-from offramp.runtime.calibration.kernel import ARCondCal, NWConfidence, NWConfidenceEntropy
+from offramp.runtime.calibration.kernel import (
+    ARCondCal,
+    KernelCalibrator,
+    NWConfidence,
+    NWConfidenceEntropy,
+)
 from offramp.runtime.calibration.linear import ClasswiseTemperature, VectorScaling
 from offramp.runtime.calibration.monotone import Beta, Isotonic, Platt, isotonic_regression
 from offramp.runtime.calibration.parametric import ParametricTemperature
@@ -38,6 +43,7 @@ __all__ = [
     "HistogramBinning",
     "Identity",
     "Isotonic",
+    "KernelCalibrator",
     "LogitNorm",
     "NWConfidence",
     "NWConfidenceEntropy",

@@ -23,14 +23,16 @@ def at_confidence(z: Array, target: Floats) -> Array:
     if classes == 1:
         out[:] = 1.0
         return out
-    low, high = scores.logit(np.array([min(1.0 / classes + CLIP, 0.5), 1.0 - CLIP]))
+    low, high = scores.logit(np.array([1.0 / classes + CLIP, 1.0 - CLIP]))
     wanted = np.clip(target, low, high)
 
     def work(rows: slice) -> None:
         block = z[rows]
         label = block.argmax(axis=1)
         gaps = scores.differences(block, label)
-        powers = gaps * inverse_temperatures(gaps, label, wanted[rows])[:, None]
+        beta = inverse_temperatures(gaps, label, wanted[rows])
+        with np.errstate(invalid="ignore"):
+            powers = gaps * beta[:, None]
         powers[np.isneginf(gaps)] = -np.inf
         np.exp(powers, out=powers)
         np.divide(powers, powers.sum(axis=1, keepdims=True), out=out[rows], casting="same_kind")
