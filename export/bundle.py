@@ -17,7 +17,7 @@ from offramp.export.partition import Partition, Plan
 from offramp.export.probe import Probe, batch_axis, element_bytes, make_inputs, resize
 from offramp.export.verify import Verification, rows_are_independent, verify
 from offramp.export.weights import WEIGHTS, WeightFile
-from offramp.runtime.bundle import DTYPES, MANIFEST, SCHEMA, is_axis, read_bundle
+from offramp.runtime.bundle import DTYPES, MANIFEST, SCHEMA, encode_number, is_axis, read_bundle
 from offramp.runtime.errors import ExportError
 from offramp.runtime.files import new_folder, seal, sha256_of_file
 
@@ -94,7 +94,8 @@ def export_bundle(
         count = _classes(graph, probe, classes)
         labels = list(classes) if classes is not None else [str(k) for k in range(count)]
         say("cutting it into blocks")
-        plan = Partition(graph, probe.shapes, probe.example_sizes).plan()
+        independent, mixed = rows_are_independent(probe, reference)
+        plan = _cut(graph, probe, independent)
         document = _write_blocks(graph, probe.shapes, plan, store, temporary, count)
         document = {
             "schema": SCHEMA,
@@ -113,7 +114,7 @@ def export_bundle(
             for file in sorted(temporary.iterdir())
         }
         say("verifying the cascade against the model")
-        document["rows_independent"], mixed = rows_are_independent(probe, reference)
+        document["rows_independent"] = independent
         (temporary / MANIFEST).write_bytes(seal(document))
         result = verify(temporary, probe, reference)
         result.summary["batch_difference"] = mixed
@@ -121,6 +122,23 @@ def export_bundle(
         (temporary / MANIFEST).write_bytes(seal(document))
         read_bundle(temporary)
     return folder
+
+
+def _cut(graph: graphs.ModelGraph, probe: Probe, independent: bool) -> Plan:
+    """A plan whose carried tensors belong to their rows.
+
+    A tensor may have a batch axis and yet say where a row stands in its batch (an index made by Range over
+    the batch): carried past a compaction it would point at other rows. Each tensor of a plan is looked at
+    with rows left out; one that doesn't follow its rows is banned, and the cut is made again.
+    """
+    banned: set[str] = set()
+    while True:
+        plan = Partition(graph, probe.shapes, probe.example_sizes, banned).plan()
+        carried = {name for block in plan.blocks for name in block.carried}
+        wrong = probe.positional(sorted(carried)) if independent and carried else set()
+        if not wrong:
+            return plan
+        banned |= wrong
 
 
 def _clean_axes(axes: Mapping[str, Mapping[int, str]]) -> dict[str, dict[int, str]]:
@@ -265,10 +283,11 @@ def _write_blocks(
 def _record(document: dict[str, Any], result: Verification) -> None:
     """Put what verification found into the manifest: pad values, and the differences seen."""
     document["verified"] = result.summary
+    pads = {name: encode_number(value) for name, value in result.pads.items()}
     for given in document["inputs"]:
-        given["pad"] = result.pads.get(given["name"])
+        given["pad"] = pads.get(given["name"])
     for name, tensor in document["tensors"].items():
-        tensor["pad"] = result.pads.get(name)
+        tensor["pad"] = pads.get(name)
 
 
 __all__ = ["WEIGHTS", "export_bundle"]

@@ -71,7 +71,7 @@ def _candidates(samples: Sequence[tuple[Mapping[str, int], int]]) -> Iterator[Di
             if volume and first % volume == 0:
                 yield Dim(first // volume, axes)
     for name in names:  # strided windows: (axis + offset) // divisor
-        for divisor in (2, 3, 4, 5, 6, 7, 8, 14, 16, 32, 64):
+        for divisor in (2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 12, 14, 28):
             for offset in range(-divisor, divisor + 1):
                 yield Dim(1, (name,), offset, divisor)
                 yield Dim(1, (name,), offset + divisor, divisor)

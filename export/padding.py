@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from offramp.export.probe import Inputs, Probe
 from offramp.runtime.cascade import Cascade
+from offramp.runtime.errors import OfframpError
 
 _TOLERANCE = 1e-4
 _CANDIDATES = (0.0, 1.0)
@@ -44,17 +45,26 @@ class _Padding:
         if any(self._short[a] == self._long[a] for a in self._axes):
             return {}
         short = self._chain(self._inputs)
+        if short is None:
+            return {}
         padded_inputs = [n for n in self._inputs if self._has_axis(n)]
         for value in _CANDIDATES:
             pads = dict.fromkeys(padded_inputs, value)
             # What the network itself makes of padding is the pad value of each carried tensor.
             long = self._chain({n: self._pad(n, a, pads.get(n)) for n, a in self._inputs.items()})
-            if long is None or short is None or not _same(short[-1], long[-1]):
+            if long is None or not _same(short[-1], long[-1]):
                 continue
             pads |= {n: self._value_in_padding(n, states) for n, states in self._carried(long).items()}
             if self._holds(pads, short):
                 return pads
         return {}
+
+    def _run(self, block: int, state: dict[str, Any]) -> dict[str, Any] | None:
+        """One block; None where the values make it fail, as padding may (an index past the end)."""
+        try:
+            return self._cascade._run_block(block, state, self._cascade.manifest.blocks[block].outputs)
+        except OfframpError:
+            return None
 
     def _has_axis(self, name: str) -> bool:
         return any(isinstance(d, str) and d != "batch" for d in self._shapes[name])
@@ -65,13 +75,15 @@ class _Padding:
             made |= {n: v for n, v in outputs.items() if n in self._cascade.manifest.tensors and self._has_axis(n)}
         return made
 
-    def _chain(self, inputs: Inputs) -> list[dict[str, Any]]:
-        """All blocks in series with nothing left out; the outputs of each, the last with every logits."""
+    def _chain(self, inputs: Inputs) -> list[dict[str, Any]] | None:
+        """All blocks in series; the outputs of each, the last with every logits. None if they can't run."""
         manifest, state = self._cascade.manifest, dict(inputs)
         results = []
         logits: dict[str, Any] = {}
-        for k, block in enumerate(manifest.blocks):
-            made = self._cascade._run_block(k, state, block.outputs)
+        for k in range(len(manifest.blocks)):
+            made = self._run(k, state)
+            if made is None:
+                return None
             state |= made
             results.append(made)
             logits |= {e.logits: made[e.logits] for e in manifest.exits if e.logits in made}
@@ -128,7 +140,9 @@ class _Padding:
         logits: dict[str, Any] = {}
         for k, block in enumerate(manifest.blocks):
             padded = {n: self._pad(n, state[n], pads.get(n), n in noisy) for n in block.inputs}
-            made = self._cascade._run_block(k, padded, block.outputs)
+            made = self._run(k, padded)
+            if made is None:
+                return None
             logits |= {e.logits: made[e.logits] for e in manifest.exits if e.logits in made}
             state |= short[k]
         return logits

@@ -51,12 +51,22 @@ class Plan:
 
 
 class Partition:
-    """Cuts a model after each of its exits."""
+    """Cuts a model after each of its exits.
 
-    def __init__(self, graph: ModelGraph, shapes: dict[str, list[Dim] | None], sizes: dict[str, int]) -> None:
+    sizes: axis sizes at which bytes are weighed against work.
+    """
+
+    def __init__(
+        self,
+        graph: ModelGraph,
+        shapes: dict[str, list[Dim] | None],
+        sizes: dict[str, int],
+        banned: frozenset[str] | set[str] = frozenset(),
+    ) -> None:
         self.graph = graph
         self.shapes = shapes
         self.sizes = {a: 1 if a == "batch" else max(n, _TYPICAL_SIZE) for a, n in sizes.items()}
+        self._banned = banned  # values that must not be carried, whatever their shape
         self._block_of: dict[int, int] = {}  # op index -> block
 
     def plan(self) -> Plan:
@@ -150,7 +160,7 @@ class Partition:
             dtype = self.graph.dtypes[name]
         else:
             return None
-        if dims is None or batch_axis(dims) is None:
+        if dims is None or batch_axis(dims) is None or name in self._banned:
             return None
         return float(_CARRY_WEIGHT * element_bytes(dtype) * max(1, at(dims, self.sizes)))
 

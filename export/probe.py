@@ -15,6 +15,8 @@ from offramp.runtime.session import onnxruntime
 
 Inputs = dict[str, np.ndarray[Any, Any]]
 _PREFIX = "offramp.shape."
+# How many other sizes of an axis are looked at: fewer let a strided size be taken for another stride's.
+_OTHER_SIZES = 4
 
 
 def resize(inputs: Mapping[str, Any], shapes: Mapping[str, list[int | str]], sizes: Mapping[str, int]) -> Inputs:
@@ -68,23 +70,13 @@ class Probe:
         self.graph = graph
         self._example = example
         self._given = {name: shape for name, (_, shape) in graph.inputs.items()}
-        self._path = folder / ".probe.onnx"
+        self._store, self._folder = store, folder
         watched = [name for op in graph.ops for name in op.outputs if name in graph.dtypes]
         extra = [onnx.helper.make_node("Shape", [name], [_PREFIX + name]) for name in watched]
         outputs = [onnx.helper.make_tensor_value_info(_PREFIX + n, onnx.TensorProto.INT64, None) for n in watched] + [
             onnx.helper.make_empty_tensor_value_info(n) for n in graph.outputs.names
         ]
-        onnx.save(model_proto(graph, store, outputs, extra), self._path)
-        ort = onnxruntime()
-        options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.log_severity_level = 4
-        try:
-            self._session = ort.InferenceSession(str(self._path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise ExportError(f"ONNX Runtime can't load the exported model: {error}") from error
-        finally:
-            self._path.unlink(missing_ok=True)
+        self._session = self._open(outputs, extra)
         self._watched = watched
         self.example_sizes = {
             axis: example[name].shape[k]
@@ -94,6 +86,36 @@ class Probe:
         }
         self.runs = self._runs()
         self.shapes = self._fit()
+
+    def _open(self, outputs: list[onnx.ValueInfoProto], extra: list[onnx.NodeProto]) -> Any:
+        """The whole model as a session, its optimisations off, giving `outputs`."""
+        path = self._folder / ".probe.onnx"
+        onnx.save(model_proto(self.graph, self._store, outputs, extra), path)
+        ort = onnxruntime()
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 4
+        try:
+            return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise ExportError(f"ONNX Runtime can't load the exported model: {one_line(error)}") from error
+        finally:
+            path.unlink(missing_ok=True)
+
+    def positional(self, names: list[str]) -> set[str]:
+        """Those of the named values that don't move with their rows when rows are left out."""
+        session = self._open([onnx.helper.make_empty_tensor_value_info(n) for n in names], [])
+        inputs = self.inputs({**self.example_sizes, "batch": 6})
+        rows = [4, 1, 3]
+        axes = {n: shape.index("batch") for n, shape in self._given.items()}
+        some = {n: np.ascontiguousarray(np.take(a, rows, axis=axes[n])) for n, a in inputs.items()}
+        wrong = set()
+        for name, whole, part in zip(names, session.run(names, inputs), session.run(names, some), strict=True):
+            axis = batch_axis(self.shapes[name])
+            expected = np.take(whole, rows, axis=axis)
+            if expected.shape != part.shape or not _close(expected, part):
+                wrong.add(name)
+        return wrong
 
     def inputs(self, sizes: Mapping[str, int]) -> Inputs:
         return resize(self._example, self._given, sizes)
@@ -116,15 +138,15 @@ class Probe:
         try:
             runs.append((base, self._shapes(base)))
         except Exception as error:
-            raise ExportError(f"the exported model doesn't run on the example inputs: {error}") from error
+            raise ExportError(f"the exported model doesn't run on the example inputs: {one_line(error)}") from error
         for axis in self.graph.axes:
             n = base[axis]
             worked = 0
-            # Other multiples and neighbours: a model may need 32 | height, or no more than 512 positions.
+            # Other multiples and neighbours: a model may need 32 | height, or take at most 512 positions.
             for size in (
-                (5, 7, 11) if axis == "batch" else (n + 3, n + 1, 2 * n, n - 1, n + 2, n - 2, n // 2, n + 32, 4 * n)
+                (5, 7, 11, 13) if axis == "batch" else (n + 3, n + 1, 2 * n, n - 1, n + 2, n - 2, n // 2, n + 32, 4 * n)
             ):
-                if size < 1 or size == n or worked == 2:
+                if size < 1 or size == n or worked == _OTHER_SIZES:
                     continue
                 sizes = {**base, axis: size, **({} if axis == "batch" else {"batch": 2})}
                 try:
@@ -134,7 +156,8 @@ class Probe:
                     failure = error
             if not worked:
                 raise ExportError(
-                    f"the axis {axis!r} is declared dynamic, but the exported model only runs at {n}: {failure}"
+                    f"the axis {axis!r} is declared dynamic, but the exported model only runs at {n}: "
+                    f"{one_line(failure)}"
                 )
         return runs
 
@@ -150,6 +173,18 @@ class Probe:
         for name, tensor in self.graph.weights.items():
             found[name] = [Dim(offset=int(d)) for d in tensor.shape.numpy()]
         return found
+
+
+def one_line(error: Exception) -> str:
+    """An error's message without its line breaks, which ONNX Runtime is free with."""
+    return " ".join(str(error).split())
+
+
+def _close(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    if a.dtype.kind != "f":
+        return np.array_equal(a, b)
+    spread = max(1.0, float(np.abs(a[np.isfinite(a)]).max(initial=0.0)))
+    return bool(np.allclose(a, b, rtol=1e-4, atol=1e-4 * spread, equal_nan=True))
 
 
 def batch_axis(dims: list[Dim] | None) -> int | None:

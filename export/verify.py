@@ -10,7 +10,7 @@ from offramp.export.outputs import KINDS
 from offramp.export.padding import pad_values
 from offramp.export.probe import Inputs, Probe
 from offramp.runtime.cascade import Cascade
-from offramp.runtime.errors import ExportError
+from offramp.runtime.errors import ExportError, InputError
 from offramp.runtime.points import OperatingPoint
 
 Reference = Callable[[Inputs], dict[str, list[np.ndarray[Any, Any]]]]
@@ -84,9 +84,14 @@ def verify(folder: Path, probe: Probe, reference: Reference | None) -> Verificat
     with Cascade.load(folder, threads=1) as cascade:
         check = _Checks(cascade, probe, whole, rng)
         sizes = [sizes for sizes, _ in probe.runs]
-        worst = max(check.every_exit(s) for s in sizes)
-        for s in sizes:
-            check.compaction(s)
+        try:
+            worst = max(check.every_exit(s) for s in sizes)
+            for s in sizes:
+                check.compaction(s)
+        except InputError as error:
+            raise ExportError(
+                f"the cascade fails where the model doesn't: {error} The bundle wasn't written."
+            ) from error
         pads = pad_values(cascade, probe, rng) if cascade.manifest.rows_independent else {}
     return Verification(
         pads,

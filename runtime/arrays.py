@@ -56,9 +56,7 @@ def matrix(values: ArrayLike, name: str = "logits") -> Array:
     """An (N, C) floating array with C ≥ 1; integers become float64. No copy when it is one already."""
     array = np.asarray(values)
     if array.ndim != 2 or array.shape[1] == 0:
-        raise InputError(
-            f"{name}: expected shape (rows, classes) with at least one class, got {array.shape}."
-        )
+        raise InputError(f"{name}: expected shape (rows, classes) with at least one class, got {array.shape}.")
     return _floating(array, name)
 
 
@@ -100,9 +98,7 @@ def describe_rows(rows: Array) -> str:
     return f"row{'s' if len(rows) > 1 else ''} {shown}{more}"
 
 
-def labels(
-    values: ArrayLike, rows: int | None = None, classes: int | None = None, name: str = "labels"
-) -> Ints:
+def labels(values: ArrayLike, rows: int | None = None, classes: int | None = None, name: str = "labels") -> Ints:
     """(N,) int64 class numbers from integers of any width, bools, or floats that are whole; −1 =
     unlabelled."""
     array = np.asarray(values)
@@ -158,9 +154,7 @@ def weights(values: ArrayLike | None, rows: int, name: str = "weights") -> Float
     array = vector(values, name, rows)
     wrong = ~np.isfinite(array) | (array < 0)
     if wrong.any():
-        raise InputError(
-            f"{name}: expected finite values ≥ 0, not so in {describe_rows(np.flatnonzero(wrong))}."
-        )
+        raise InputError(f"{name}: expected finite values ≥ 0, not so in {describe_rows(np.flatnonzero(wrong))}.")
     if rows and not array.any():
         raise InputError(f"{name}: expected at least one value above 0.")
     return array

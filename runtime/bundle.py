@@ -35,7 +35,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     dtype: str
     shape: list[Dimension]
-    pad: float | None = None  # the value that may fill a row up to a longer one; None: lengths can't be mixed
+    pad: float | str | None = None  # the value that may fill a row up to a longer one; None: lengths can't be mixed
 
     @property
     def batch_axis(self) -> int:
@@ -48,7 +48,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     shape: list[Dimension]
     batch_axis: int
-    pad: float | None = None
+    pad: float | str | None = None  # as of an Input; ±inf are the strings "inf" and "-inf"
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,6 +218,10 @@ def _check_structure(m: Manifest, root: Path, where: Path) -> None:
             0 <= tensor.batch_axis < len(tensor.shape) and tensor.shape[tensor.batch_axis] == "batch",
             f'{field}.batch_axis doesn\'t point at "batch" in {tensor.shape}',
         )
+    for field, pad in [(f"inputs[{i.name!r}]", i.pad) for i in m.inputs] + [
+        (f"tensors[{n!r}]", t.pad) for n, t in m.tensors.items()
+    ]:
+        require(not isinstance(pad, str) or pad in ("inf", "-inf"), f"{field}.pad {pad!r} is not a number")
     for axis in m.axes:
         require(is_axis(axis), f"the axis name {axis!r} is not a plain identifier")
     shapes = [(f"inputs[{i.name!r}]", i.shape) for i in m.inputs] + [

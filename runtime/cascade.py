@@ -189,10 +189,11 @@ class Cascade:
             present = [n for n in names if n is not None]
             return stack(present) if present else None
 
+        score = stack([e.score for e in exits])
         return Records(
             logits=stack([e.logits for e in exits], (0, len(self.classes))),
-            score=stack([e.score for e in exits]),
-            label=stack([e.label for e in exits], dtype=np.int64),
+            score=score,
+            label=np.where(np.isnan(score), -1, stack([e.label for e in exits], dtype=np.int64)),
             flops=np.repeat(self.row_flops(sizes)[:, None], rows, axis=1),
             features=tuple(column(e.features, (0,), np.float32) for e in exits if e.features is not None) or None,
             routing=stack(self.manifest.routing) if self.manifest.routing else None,

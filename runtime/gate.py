@@ -1,5 +1,6 @@
 """Leave, go on, abstain: the one place where that is decided, for runtime, server and simulator alike."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,6 @@ class Gate:
                 f"operating point {point.name!r} has {len(point.thresholds)} thresholds, the model has {exits} exits."
             )
         self.point = point
-        self._last = exits - 1
         self.calibrators = point.calibrators or tuple(calibration.get("identity") for _ in range(exits))
 
     def needs(self, exit: int) -> frozenset[str]:
@@ -58,18 +58,16 @@ class Gate:
     ) -> Decision:
         """Decide for n rows at one exit.
 
-        exit: its index. label: (n,) integers. score: (n,) log-odds; NaN never leaves before the last exit.
+        exit: its index. label: (n,) integers. score: (n,) log-odds; a NaN reaches no threshold.
         aux: what the exit's calibrator `needs` more of these rows. state: what the last call returned.
 
-        Rule: leave at the first exit j with score >= thresholds[j], +inf being an exit that is switched off;
-        the last exit always answers. Abstain where the log-odds of the calibrated confidence don't reach
-        `abstain_below`; a NaN reaches nothing, so it always abstains.
+        Rule: leave at the first exit j with score >= thresholds[j]; +inf is an exit that is switched off, and
+        at -inf, which the last exit's always is, every row leaves, one with a NaN score too. Abstain where the
+        log-odds of the calibrated confidence don't reach `abstain_below`; a NaN reaches nothing, so it abstains.
         """
-        if exit == self._last:
-            leave = np.ones(len(score), np.bool_)
-        else:
-            # float64 on both sides: a float32 score against a rounded threshold would move ties.
-            leave = np.asarray(score, np.float64) >= self.point.thresholds[exit]
+        threshold = self.point.thresholds[exit]
+        # float64 on both sides: a float32 score against a rounded threshold would move ties.
+        leave = (np.asarray(score, np.float64) >= threshold) | (threshold == -math.inf)
         log_odds = self.calibrators[exit].score({**(aux or {}), "score": score, "label": label})
         abstain = ~(log_odds >= self.point.abstain_below)
         return Decision(leave, abstain, sigmoid(log_odds), log_odds, state)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,18 @@ class OperatingPoint:
             raise InputError(
                 f"operating point {self.name!r}: {len(self.calibrators)} calibrators for {len(thresholds)} exits."
             )
+
+    def stopping_at(self, exit: int) -> "OperatingPoint":
+        """The same rule with nobody going past an exit: there the threshold is -inf, as the last one's is.
+
+        What was measured for the whole rule doesn't hold for the shortened one, so it isn't carried over.
+        """
+        if not 0 <= exit < len(self.thresholds):
+            raise InputError(f"exit is {exit}, expected 0 to {len(self.thresholds) - 1}.")
+        thresholds = (*self.thresholds[:exit], *[-math.inf] * (len(self.thresholds) - exit))
+        if thresholds == self.thresholds:
+            return self
+        return replace(self, thresholds=thresholds, expected={}, provenance={})
 
     @property
     def exits(self) -> tuple[int, ...]:

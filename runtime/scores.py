@@ -49,9 +49,7 @@ def _argmax(block: Array) -> Ints:
     return label
 
 
-def log_odds(
-    logits: ArrayLike, label: ArrayLike | None = None, inv_temperature: ArrayLike | None = None
-) -> Array:
+def log_odds(logits: ArrayLike, label: ArrayLike | None = None, inv_temperature: ArrayLike | None = None) -> Array:
     """Log-odds of the label's probability: s = −log Σ_{k≠ŷ} exp(t·(z_k − z_ŷ)).
 
     logits: (N, C). label: (N,) classes to score, default the top one. inv_temperature: t, one number, or (C,)
@@ -154,9 +152,7 @@ def logit(probability: ArrayLike) -> Floats:
         return cast(Floats, np.clip(np.log(p) - np.log1p(-p), -LARGEST, LARGEST))
 
 
-def softmax(
-    logits: ArrayLike, inv_temperature: ArrayLike | None = None, *, out: Array | None = None
-) -> Array:
+def softmax(logits: ArrayLike, inv_temperature: ArrayLike | None = None, *, out: Array | None = None) -> Array:
     """(N, C) logits -> (N, C) probabilities in the logits' precision (float32 at least), summed in float64.
 
     inv_temperature: one number, or (N,) one a row. Logits tied at +inf share the probability equally, a row
@@ -205,9 +201,7 @@ def _row_by_row(logits: ArrayLike, formula: Callable[[Array, Ints], Floats]) -> 
         block = z[rows]
         label = block.argmax(axis=1)
         value = formula(block, label)
-        out[rows] = np.where(
-            np.isnan(block[np.arange(len(block)), label]), np.nan, np.clip(value, -LARGEST, LARGEST)
-        )
+        out[rows] = np.where(np.isnan(block[np.arange(len(block)), label]), np.nan, np.clip(value, -LARGEST, LARGEST))
 
     with np.errstate(invalid="ignore"):
         for_each_block(work, *z.shape)
@@ -309,9 +303,7 @@ def reservation(logits: ArrayLike, extra: ArrayLike | None = None) -> Array:
 def _passes(logits: ArrayLike) -> Array:
     z = np.asarray(logits)
     if z.ndim != 3 or 0 in (z.shape[0], z.shape[2]):
-        raise InputError(
-            f"logits: expected (passes, rows, classes) with at least one pass, got shape {z.shape}."
-        )
+        raise InputError(f"logits: expected (passes, rows, classes) with at least one pass, got shape {z.shape}.")
     return z
 
 
@@ -453,16 +445,12 @@ class Score:
         """`given` holds at least `inputs`, e.g. {"logits": (N, C)}."""
         missing = [name for name in self.inputs if name not in given]
         if missing:
-            raise InputError(
-                f'score "{self.name}": needs {", ".join(missing)}, which this exit doesn\'t give.'
-            )
+            raise InputError(f'score "{self.name}": needs {", ".join(missing)}, which this exit doesn\'t give.')
         return self.function(*(given[name] for name in self.inputs))
 
 
 def _mahalanobis_unfitted(features: ArrayLike) -> Array:
-    raise InputError(
-        'score "mahalanobis": fit scores.Mahalanobis() on a calibration set and register it first.'
-    )
+    raise InputError('score "mahalanobis": fit scores.Mahalanobis() on a calibration set and register it first.')
 
 
 _registry: dict[str, Score] = {}

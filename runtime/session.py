@@ -110,7 +110,7 @@ def open_session(path: Path, *, threads: int, providers: list[Any]) -> Any:
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # failures are raised; ONNX Runtime's copy on stderr adds nothing
     options.enable_mem_pattern = False
     if _use_shared_arena():
         options.add_session_config_entry("session.use_env_allocators", "1")

@@ -1,27 +1,13 @@
 """The operating points a server offers, and the route that lists them."""
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
-import numpy as np
 from fastapi import APIRouter
 from offramp.runtime.bundle import encode_number
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
-from offramp.runtime.points import OperatingPoint
 from starlette.responses import Response
-
-
-def stop_at(point: OperatingPoint, exit: int) -> OperatingPoint:
-    """The same rule with nobody going past an exit: there the threshold is -inf, as the last one's always is.
-
-    What was measured for the whole rule doesn't hold for the shortened one, so it isn't carried over.
-    """
-    thresholds = (*point.thresholds[:exit], *[-np.inf] * (len(point.thresholds) - exit))
-    if thresholds == point.thresholds:
-        return point
-    return replace(point, thresholds=thresholds, expected={}, provenance={})
 
 
 class OperatingPoints:
@@ -48,7 +34,7 @@ class OperatingPoints:
         """The cascade at what `choose` chose. There are at most points × exits of them, so all are kept."""
         key = name, max_exit
         if key not in self._ready:
-            self._ready[key] = self._cascade.at(stop_at(self.points[name], max_exit))
+            self._ready[key] = self._cascade.at(self.points[name].stopping_at(max_exit))
         return self._ready[key]
 
     def describe(self) -> dict[str, Any]:

