@@ -169,7 +169,7 @@ class SoftBinnedTemperature(_Scaled):
 
     def _fit(self, z: Array, y: Ints, aux: Mapping[str, Any], w: Floats | None) -> None:
         middle, _ = fit_inverse_temperature(z, y, w)
-        curves = OddsCurves(z, middle / 20, middle * 20, nodes=33)
+        curves = OddsCurves(z, middle / 20, middle * 20, nodes=41)
         correct = (scores.top_label(z) == y).astype(np.float64)
         weight = np.ones(len(z)) if w is None else w
 
@@ -265,7 +265,7 @@ class LogitNorm(Calibrator):
         return {"bins": self.bins, "points": self.points}
 
     def _fit(self, z: Array, y: Ints, aux: Mapping[str, Any], w: Floats | None) -> None:
-        curves = OddsCurves(_unit_rows(z), 0.1, 1000.0, nodes=41)
+        curves = OddsCurves(_unit_rows(z), 0.1, 1000.0, nodes=65)
         correct = scores.top_label(z) == y
         weight = np.ones(len(z)) if w is None else w
 
