@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import onnx
 from offramp.export import graph as graphs
-from offramp.export.dims import Cost, Dim
+from offramp.export.dims import Cost
 from offramp.export.emit import BlockWriter, block_interface, dimensions, numpy_name
 from offramp.export.flops import flops
-from offramp.export.outputs import Outputs
-from offramp.export.partition import Partition, Plan
+from offramp.export.outputs import PER_EXIT, Outputs
+from offramp.export.partition import BlockPlan, Partition, Plan
 from offramp.export.probe import Probe, batch_axis, element_bytes, make_inputs, resize
 from offramp.export.verify import Verification, rows_are_independent, verify
 from offramp.export.weights import WEIGHTS, WeightFile
@@ -21,7 +21,8 @@ from offramp.runtime.bundle import DTYPES, MANIFEST, SCHEMA, encode_number, is_a
 from offramp.runtime.errors import ExportError
 from offramp.runtime.files import new_folder, seal, sha256_of_file
 
-_MAX_CLASSES = 10_000_000
+# 24 exits make 276 segments of some 20 KB each; beyond, their number would grow out of proportion.
+_MOST_BLOCKS_FOR_ALL_SEGMENTS = 24
 Progress = Callable[[str], None]
 
 
@@ -95,8 +96,8 @@ def export_bundle(
         labels = list(classes) if classes is not None else [str(k) for k in range(count)]
         say("cutting it into blocks")
         independent, mixed = rows_are_independent(probe, reference)
-        plan = _cut(graph, probe, independent)
-        document = _write_blocks(graph, probe.shapes, plan, store, temporary, count)
+        partition, plan = _cut(graph, probe, independent)
+        document = _write_graphs(graph, probe, partition, plan, store, temporary)
         document = {
             "schema": SCHEMA,
             "name": name or title,
@@ -124,7 +125,7 @@ def export_bundle(
     return folder
 
 
-def _cut(graph: graphs.ModelGraph, probe: Probe, independent: bool) -> Plan:
+def _cut(graph: graphs.ModelGraph, probe: Probe, independent: bool) -> tuple[Partition, Plan]:
     """A plan whose carried tensors belong to their rows.
 
     A tensor may have a batch axis and yet say where a row stands in its batch (an index made by Range over
@@ -133,11 +134,12 @@ def _cut(graph: graphs.ModelGraph, probe: Probe, independent: bool) -> Plan:
     """
     banned: set[str] = set()
     while True:
-        plan = Partition(graph, probe.shapes, probe.example_sizes, banned).plan()
+        partition = Partition(graph, probe.shapes, probe.example_sizes, banned)
+        plan = partition.plan()
         carried = {name for block in plan.blocks for name in block.carried}
         wrong = probe.positional(sorted(carried)) if independent and carried else set()
         if not wrong:
-            return plan
+            return partition, plan
         banned |= wrong
 
 
@@ -218,66 +220,78 @@ def _classes(graph: graphs.ModelGraph, probe: Probe, classes: Sequence[str] | No
     return int(counts[0])
 
 
-def _write_blocks(
-    graph: graphs.ModelGraph,
-    shapes: dict[str, list[Dim] | None],
-    plan: Plan,
-    store: WeightFile,
-    folder: Path,
-    classes: int,
+def _write_graphs(
+    graph: graphs.ModelGraph, probe: Probe, partition: Partition, plan: Plan, store: WeightFile, folder: Path
 ) -> dict[str, Any]:
+    """Write every block and segment; the manifest's inputs, tensors, blocks, segments and exits."""
+    shapes, outputs = probe.shapes, graph.outputs
+    classes = int((shapes[outputs.logits[0]] or [])[1].constant or 0)
     writer = BlockWriter(graph, shapes, store)
-    blocks, exits, tensors = [], [], {}
-    for j, (block, logits) in enumerate(zip(plan.blocks, graph.outputs.logits, strict=True)):
-        label, score = f"offramp.label_{j}", f"offramp.score_{j}"
-        outputs = block_interface(block, logits)
-        file = f"block_{j}.onnx"
-        proto = writer.proto(block.ops, block.inputs, outputs, (logits, label, score, classes))
-        onnx.save(proto, folder / file)
+
+    def write(block: BlockPlan, exit: int, file: str) -> dict[str, Any]:
+        logits, label, score = outputs.logits[exit], f"offramp.label_{exit}", f"offramp.score_{exit}"
+        given = block_interface(block, logits)
+        onnx.save(writer.proto(block.ops, block.inputs, given, (logits, label, score, classes)), folder / file)
         carried = Cost()
         for name in block.carried:
-            dims, dtype = shapes[name] or [], graph.dtypes[name]
-            carried.add(element_bytes(dtype), *dims)
-            tensors[name] = {
-                "dtype": numpy_name(dtype),
-                "shape": dimensions(dims),
-                "batch_axis": batch_axis(dims),
-                "pad": None,
-            }
-        blocks.append(
-            {
-                "file": file,
-                "inputs": block.inputs,
-                "outputs": [*outputs, label, score],
-                "exit": j,
-                "flops": str(flops(block.ops, shapes)),
-                "bytes": str(carried),
-                "params": writer.params(block.ops),
-            }
-        )
+            carried.add(element_bytes(graph.dtypes[name]), *(shapes[name] or []))
+        return {
+            "file": file,
+            "inputs": block.inputs,
+            "outputs": [*given, label, score],
+            "exit": exit,
+            "flops": str(flops(block.ops, shapes)),
+            "bytes": str(carried),
+            "params": writer.params(block.ops),
+            "nodes": len(block.ops),
+            "recomputed": len(block.recomputed),
+        }
 
-        def of(kind: str, j: int = j) -> str | None:
-            names = getattr(graph.outputs, kind)
-            return names[j] if names else None
-
-        exits.append(
-            {
-                "name": "",
-                "block": j,
-                "logits": logits,
-                "label": label,
-                "score": score,
-                "features": of("features"),
-                "routing": [n for n in graph.outputs.routing if plan.made_in[n] <= j],
-                "external": of("external"),
-                "reservation": of("reservation"),
-            }
-        )
+    count = len(plan.blocks)
+    blocks = [write(block, j, f"block_{j}.onnx") for j, block in enumerate(plan.blocks)]
+    segments = [
+        {
+            **write(partition.merge(plan, first, last), last, f"segment_{first}_{last}.onnx"),
+            "first": first,
+            "last": last,
+        }
+        for first, last in _spans(count)
+    ]
+    tensors = {
+        name: {
+            "dtype": numpy_name(graph.dtypes[name]),
+            "shape": dimensions(shapes[name]),
+            "batch_axis": batch_axis(shapes[name]),
+            "pad": None,
+        }
+        for block in plan.blocks
+        for name in block.carried
+    }
+    exits = [
+        {
+            "name": "",
+            "block": j,
+            "logits": outputs.logits[j],
+            "label": f"offramp.label_{j}",
+            "score": f"offramp.score_{j}",
+            "routing": [n for n in outputs.routing if plan.made_in[n] <= j],
+            **{kind: names[j] if (names := getattr(outputs, kind)) else None for kind in PER_EXIT},
+        }
+        for j in range(count)
+    ]
     inputs = [
         {"name": n, "dtype": numpy_name(dtype), "shape": shape, "pad": None}
         for n, (dtype, shape) in graph.inputs.items()
     ]
-    return {"inputs": inputs, "tensors": tensors, "blocks": blocks, "segments": [], "exits": exits}
+    return {"inputs": inputs, "tensors": tensors, "blocks": blocks, "segments": segments, "exits": exits}
+
+
+def _spans(blocks: int) -> list[tuple[int, int]]:
+    """Runs of blocks to merge: all of them, or for very deep cascades those that begin or end at an end."""
+    spans = [(first, last) for first in range(blocks) for last in range(first + 1, blocks)]
+    if blocks <= _MOST_BLOCKS_FOR_ALL_SEGMENTS:
+        return spans
+    return [(first, last) for first, last in spans if first == 0 or last == blocks - 1]
 
 
 def _record(document: dict[str, Any], result: Verification) -> None:

@@ -62,7 +62,8 @@ class _Padding:
     def _run(self, block: int, state: dict[str, Any]) -> dict[str, Any] | None:
         """One block; None where the values make it fail, as padding may (an index past the end)."""
         try:
-            return self._cascade._run_block(block, state, self._cascade.manifest.blocks[block].outputs)
+            graph = self._cascade.manifest.blocks[block]
+            return self._cascade._run_graph(graph, state, graph.outputs)
         except OfframpError:
             return None
 

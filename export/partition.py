@@ -13,7 +13,7 @@ import networkx as nx
 from offramp.export.dims import Dim
 from offramp.export.flops import at, flops, is_contraction
 from offramp.export.graph import ModelGraph, Op
-from offramp.export.outputs import KINDS
+from offramp.export.outputs import KINDS, PER_EXIT
 from offramp.export.probe import batch_axis, element_bytes
 from offramp.runtime.cost import evaluate
 from offramp.runtime.errors import ExportError
@@ -46,8 +46,11 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class Plan:
+    """Every block; the block of every logits and auxiliary output; what is alive across the cut after each."""
+
     blocks: list[BlockPlan]
-    made_in: dict[str, int]  # block of every auxiliary and logits output
+    made_in: dict[str, int]
+    carried: list[list[str]]
 
 
 class Partition:
@@ -95,7 +98,38 @@ class Partition:
                     auxiliary=[n for n, block in made_in.items() if block == j],
                 )
             )
-        return Plan(plans, made_in)
+        return Plan(plans, made_in, carried)
+
+    def merge(self, plan: Plan, first: int, last: int) -> BlockPlan:
+        """Blocks first…last as one: what the cuts between them repeated is gone, and so are the inner exits.
+
+        Routing outputs belong to layers, not to exits, so those of the inner blocks stay.
+        """
+        outputs = self.graph.outputs
+        here = [n for n in outputs.routing if first <= plan.made_in[n] <= last]
+        here += [names[last] for kind in PER_EXIT if (names := getattr(outputs, kind))]
+        here = [n for n in here if plan.made_in[n] >= first]
+        there = set(plan.carried[first - 1]) if first else set()
+        # What an earlier block computed and nobody carried is computed again here, as in block `first` itself.
+        carried = [n for n in plan.carried[last] if n not in there]
+        found: set[int] = set()
+        waiting = [outputs.logits[last], *carried, *here]
+        while waiting:
+            name = waiting.pop()
+            op = self.graph.producer.get(name)
+            if op is None or name in there or op.index in found:
+                continue
+            found.add(op.index)
+            waiting += self._needs(op)
+        ops = [self.graph.ops[i] for i in sorted(found)]
+        made = {name for op in ops for name in op.outputs}
+        return BlockPlan(
+            ops=ops,
+            recomputed=[op for op in ops if self._block_of[op.index] < first],
+            inputs=self._inputs(ops, made - there, first),
+            carried=[n for n in carried if n in made],
+            auxiliary=here,
+        )
 
     def _assign(self) -> list[list[Op]]:
         blocks: list[list[Op]] = []

@@ -88,6 +88,8 @@ def verify(folder: Path, probe: Probe, reference: Reference | None) -> Verificat
             worst = max(check.every_exit(s) for s in sizes)
             for s in sizes:
                 check.compaction(s)
+            for s in (sizes[0], sizes[-1]):
+                check.segments(s)
         except InputError as error:
             raise ExportError(
                 f"the cascade fails where the model doesn't: {error} The bundle wasn't written."
@@ -174,6 +176,24 @@ class _Checks:
                     f"after compaction a row that leaves at exit {answer.exit[row]} has probabilities off by "
                     f"{wrong[row]:.2g} at {sizes}: the bundle wasn't written."
                 )
+
+    def segments(self, sizes: Mapping[str, int]) -> None:
+        """Every merged graph gives what its blocks give in series."""
+        manifest = self._cascade.manifest
+        inputs = self._probe.inputs({**sizes, "batch": sizes["batch"] if manifest.rows_independent else 1})
+        made: dict[str, Any] = dict(inputs)
+        for block in manifest.blocks:
+            made |= self._cascade._run_graph(block, made, block.outputs)
+        for segment in manifest.segments:
+            for name, value in self._cascade._run_graph(segment, made, segment.outputs).items():
+                if value.dtype.kind != "f":  # labels may differ where two classes tie to the last bit
+                    continue
+                difference = _difference(value, made[name])
+                if not difference <= _TOLERANCE:
+                    raise ExportError(
+                        f"{segment.file}: {name!r} differs by {difference:.2g} of its spread from what its blocks give "
+                        f"at {dict(sizes)}: the bundle wasn't written."
+                    )
 
 
 def _difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:

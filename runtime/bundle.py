@@ -52,7 +52,11 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the network between two exits."""
+    """The part of the network between two exits.
+
+    flops, bytes: cost expressions, of the graph and of the state that it hands on. params: weights it uses.
+    nodes, recomputed: operations in the graph, and how many of them an earlier block has run as well.
+    """
 
     file: str
     inputs: list[str]
@@ -61,18 +65,13 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     flops: str
     bytes: str
     params: int
+    nodes: int = 0
+    recomputed: int = 0
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of blocks merged into one graph, with only its last exit's head."""
+class Segment(Block, frozen=True, kw_only=True):
+    """A run of blocks, first…last, merged into one graph with only its last exit's head."""
 
-    file: str
-    inputs: list[str]
-    outputs: list[str]
-    exit: int | None
-    flops: str
-    bytes: str
-    params: int
     first: int
     last: int
 
@@ -272,12 +271,19 @@ def _check_graphs(m: Manifest, root: Path, where: Path, require: Any) -> None:
                         name in before[graph.first],
                         f"{field}.inputs names {name!r}, which isn't there by then",
                     )
+                for name in m.blocks[graph.last].outputs:  # what comes after it must find the same state
+                    later = name in m.tensors or name in _gate_outputs(m, graph.exit)
+                    require(not later or name in graph.outputs, f"{field}.outputs lacks {name!r}")
             for name in ("flops", "bytes"):
                 try:
                     unknown = cost.axes_of(getattr(graph, name)) - axes
                 except BundleError as error:
                     raise BundleError(f"{where}: {field}.{name}: {error}") from error
                 require(not unknown, f"{field}.{name} names the axes {sorted(unknown)}, which no input has")
+
+
+def _gate_outputs(m: Manifest, exit: int | None) -> set[str]:
+    return set() if exit is None else {m.exits[exit].logits, m.exits[exit].label, m.exits[exit].score}
 
 
 def encode_number(value: float) -> float | str:

@@ -13,7 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from offramp.runtime.errors import BundleError, InputError, RuntimeUnavailable
+from offramp.runtime.bundle import Bundle
+from offramp.runtime.errors import BundleError, CascadeClosed, InputError, RuntimeUnavailable
 
 _INSTALL = 'pip install "offramp[cpu]" (or "offramp[gpu]" on a machine with CUDA)'
 _PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
@@ -118,3 +119,42 @@ def open_session(path: Path, *, threads: int, providers: list[Any]) -> Any:
         return ort.InferenceSession(str(path), options, providers=providers)
     except Exception as error:
         raise BundleError(f"{path}: ONNX Runtime can't load it: {error}") from error
+
+
+class Sessions:
+    """The sessions of one bundle, opened when first needed and shared by every cascade made from it."""
+
+    def __init__(self, bundle: Bundle, *, threads: int, providers: list[Any]) -> None:
+        self._bundle = bundle
+        self._threads = threads
+        self._providers = providers
+        self._open: dict[str, Any] | None = {}
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    def get(self, file: str) -> Any:
+        """The session over one of the bundle's graphs.
+
+        Raises CascadeClosed after close(), or in a forked child, whose copies of the threads don't run.
+        """
+        if self._process != os.getpid():
+            raise CascadeClosed(
+                f"this cascade was loaded in process {self._process} and a forked process can't use its threads: "
+                "call Cascade.load in the process that predicts."
+            )
+        opened = self._open
+        if opened is None:
+            raise CascadeClosed("this cascade is closed: load it again.")
+        session = opened.get(file)
+        if session is None:
+            with self._lock:
+                session = opened.get(file)
+                if session is None:
+                    session = opened[file] = open_session(
+                        self._bundle.file(file), threads=self._threads, providers=self._providers
+                    )
+        return session
+
+    def close(self) -> None:
+        """Let go of the sessions. Runs that are under way keep theirs until they finish."""
+        self._open = None

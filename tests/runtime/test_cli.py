@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def test_help_lists_every_command(capsys):
 
 
 def test_the_installed_command_and_the_module_print_the_version():
-    for command in ([shutil.which("offramp") or "offramp"], [sys.executable, "-m", "offramp.runtime.cli"]):
+    for command in ([str(Path(sys.executable).with_name("offramp"))], [sys.executable, "-m", "offramp.runtime.cli"]):
         assert (
             subprocess.run([*command, "version"], capture_output=True, text=True, check=True).stdout.strip() == "0.1.0"
         )
