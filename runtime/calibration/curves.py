@@ -11,8 +11,8 @@ class OddsCurves:
     """s_i(β) = −log Σ_{k≠ŷ} exp(β·(z_k − z_ŷ)) of every row, for β = 1/T in [low, high].
 
     Interpolated in log β through Chebyshev nodes: one pass over the logits a node instead of one a
-    temperature. The curve is smooth (a log-sum-exp); from 0.05 to 20 the error stays below 1e-6 of the
-    log-odds.
+    temperature. The curve is smooth (a log-sum-exp): 21 nodes follow it to 1e-6 from 0.5 to 2, 41 to 1e-5
+    from 0.05 to 20.
     """
 
     def __init__(self, z: Array, low: float, high: float, nodes: int = NODES) -> None:

@@ -6,7 +6,7 @@ fallback.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -67,7 +67,8 @@ def risk_control(
     "signed" is the drop itself, in [−1, 1], for the betting bound only.
     bound: "binomial", exact for integer losses; "hb", Hoeffding–Bentkus; "wsr", betting, run once over all
     rows in a random order. method: "ltt" tests at delta (Learn then Test, fixed sequence); "ucb" wants the
-    upper bound ≤ epsilon at every step so far. Without rows nothing is feasible.
+    upper bound ≤ epsilon at every step so far, which with these bounds is the same decision from the other
+    end. Without rows nothing is feasible.
     """
     s, cost = cascade_inputs(scores, flops)
     right = np.asarray(correct)
@@ -82,6 +83,7 @@ def risk_control(
     order = np.random.default_rng(seed).permutation(rows)
     every = np.arange(rows)
     full_mean = float(cost[-1].mean()) if rows else 1.0
+    kept: Array | None = None
     answer = RiskControl((*(INF,) * (exits - 1), -INF), False, -1, 1.0, 0.0, 1.0, 1.0, epsilon, delta, 0)
     for index, bars in enumerate(sequence):
         if len(bars) != exits:
@@ -91,28 +93,22 @@ def risk_control(
         left = leave_at(s, np.asarray(bars, np.float64))
         drop = right[-1].astype(np.float64) - right[left, every]
         values = (drop if loss == "signed" else np.maximum(drop, 0.0))[order]
-        if method == "ltt":
-            p = p_value(values, epsilon)
-            passed = p <= delta
-        else:
-            p = float("nan")
-            passed = upper(values, delta) <= epsilon
-        answer = RiskControl(**{**vars(answer), "tested": index + 1})
-        if not passed:
+        # The bound is ≤ ε exactly where the test at ε rejects, so both methods ask the cheap question.
+        p = p_value(values, epsilon)
+        answer = replace(answer, tested=index + 1)
+        if p > delta:
             break
-        answer = RiskControl(
+        kept = values
+        answer = replace(
+            answer,
             thresholds=(*(float(bar) for bar in bars[:-1]), -INF),
             feasible=True,
             index=index,
             cost=float(cost[left, every].mean()) / (full_mean or 1.0),
             loss=float(values.mean()),
-            p_value=p_value(values, epsilon) if np.isnan(p) else p,
-            bound=upper(values, delta),
-            epsilon=epsilon,
-            delta=delta,
-            tested=index + 1,
+            p_value=p,
         )
-    return answer
+    return answer if kept is None else replace(answer, bound=upper(kept, delta))
 
 
 def _test(bound: str, loss: str) -> tuple[Callable[[Array, float], float], Callable[[Array, float], float]]:
@@ -200,18 +196,21 @@ def _log_capital(losses: Array, epsilon: float) -> float:
 
     Σ over stakes ν of Π (1 + ν(ε − loss)), ν ≤ 1/(1 − ε) so that capital never goes negative.
     """
-    odds = (epsilon - losses) / (1.0 - epsilon)
-    # Losses are often 0 or 1: the logarithm is taken once for each distinct one.
-    values, place = np.unique(odds, return_inverse=True)
-    logs = np.log1p(STAKES[:, None] * values)
-    best, held = -np.inf, np.zeros(len(STAKES))
-    for rows in arrays.row_blocks(len(losses), len(STAKES)):
-        path = held[:, None] + np.cumsum(logs[:, place[rows]], axis=1)
-        held = path[:, -1]
-        top = path.max(axis=0)
-        total = top + np.log(np.exp(path - top).mean(axis=0))
-        best = max(best, float(total.max()))
-    return best
+    # Every stake wins on a loss below ε and pays on one above, so capital peaks only before it pays, and at
+    # the end. Losses take few values: capital there follows from how often each came.
+    values, place = np.unique(losses, return_inverse=True)
+    pays = losses > epsilon
+    peaks = np.flatnonzero(np.append(~pays[:-1] & pays[1:], True))
+    logs = np.log1p(STAKES * ((epsilon - values) / (1.0 - epsilon))[:, None])
+    capital = np.zeros((len(peaks), len(STAKES)))
+    if len(values) <= 8:
+        for value, log in enumerate(logs):
+            capital += np.cumsum(place == value)[peaks, None] * log
+    else:
+        for k, log in enumerate(logs.T):
+            capital[:, k] = np.cumsum(log[place])[peaks]
+    top = capital.max(axis=1)
+    return float((top + np.log(np.exp(capital - top[:, None]).mean(axis=1))).max())
 
 
 def betting_p_value(losses: Array, epsilon: float) -> float:
