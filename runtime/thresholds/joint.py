@@ -1,6 +1,7 @@
 """Exits and abstention chosen together: the cheapest cascade that keeps a promised risk on enough rows."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -38,6 +39,7 @@ def joint_choice(
     *,
     min_coverage: float = 0.9,
     candidates: int = 8,
+    method: Literal["fixed_sequence", "binary"] = "fixed_sequence",
     seed: int = 0,
 ) -> JointChoice:
     """The cheapest exit thresholds under which, abstaining as needed, at least `min_coverage` of the rows are
@@ -46,6 +48,8 @@ def joint_choice(
     scores: (J, N) what exits are decided on. log_odds: (J, N) calibrated log-odds that abstention compares.
     correct: (J, N). flops: (J,) or (J, N). Half of the rows (by `seed`) propose a frontier of `candidates`,
     the other half certifies each at delta/candidates, so the promise holds for whichever is taken.
+    method: of `sgr`; "binary" is the better one where even the surest rows err at a rate not far below
+    `risk`.
     """
     s, cost = cascade_inputs(scores, flops)
     right, odds = np.asarray(correct), np.asarray(log_odds, np.float64)
@@ -71,7 +75,7 @@ def joint_choice(
     for index in picked:
         bars = frontier[index].thresholds
         exits = leave_at(s[:, certifying], bars)
-        kept = sgr(odds[exits, certifying], ~right[exits, certifying], risk, delta / len(picked))
+        kept = sgr(odds[exits, certifying], ~right[exits, certifying], risk, delta / len(picked), method)
         spent = float(cost[exits, certifying][at].mean()) / full
         enough = kept.feasible and kept.coverage >= min_coverage
         choices.append(JointChoice(bars, kept.threshold, spent, kept, enough, min_coverage))

@@ -101,7 +101,7 @@ def test_the_joint_choice_keeps_its_promise():
         scores, correct = cascade_draw(random, 2000)
         odds = np.stack([scores[0], scores[0]])
         found = thresholds.joint_choice(
-            scores, odds, correct, [1.0, 2.0], 0.2, DELTA, min_coverage=0.1, candidates=4, seed=k
+            scores, odds, correct, [1.0, 2.0], 0.2, DELTA, min_coverage=0.1, candidates=4, method="binary", seed=k
         )
         feasible += found.feasible
         if np.isfinite(found.abstain_below):
