@@ -9,14 +9,13 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from offramp.runtime import cost
 from offramp.runtime.bundle import GATE_INPUTS, Block, Bundle, Manifest, Segment, read_bundle
 from offramp.runtime.errors import InputError
 from offramp.runtime.gate import Gate
 from offramp.runtime.inputs import Arrays, check_inputs
 from offramp.runtime.points import FULL, Calibration, OperatingPoint, read_calibration
 from offramp.runtime.predictions import Predictions, Records
-from offramp.runtime.run import Run
+from offramp.runtime.run import Route, Run
 from offramp.runtime.scores import LARGEST
 from offramp.runtime.session import Sessions, available_threads, resolve_providers
 from offramp.runtime.stages import plan
@@ -41,8 +40,7 @@ class Cascade:
         self.operating_point = point
         self._sessions = sessions
         self._batch_rows = batch_rows
-        self._gate = Gate(point, len(self.manifest.exits))
-        self._stages = plan(self.manifest, point.exits)
+        self._route = Route(self.manifest, Gate(point, len(self.manifest.exits)))
         ones, zeros = np.ones(len(self.classes), np.float32), np.zeros(len(self.classes), np.float32)
         self._gate_inputs = dict(zip(GATE_INPUTS, (ones, zeros, ones), strict=True))
         _warn_of_dead_exits(point)
@@ -77,7 +75,7 @@ class Cascade:
         chosen = resolve_providers(device, providers)
         sessions = Sessions(bundle, threads=threads or available_threads(), providers=chosen)
         cascade = cls(bundle, calibration, point, sessions, batch_rows)
-        for stage in cascade._stages:  # what this point needs; other points' graphs when they are asked for
+        for stage in cascade._route.stages:  # what this point needs; other points' graphs when they are asked for
             sessions.get(stage.graph.file)
         return cascade
 
@@ -108,9 +106,7 @@ class Cascade:
 
     def row_flops(self, sizes: Mapping[str, int]) -> NDArray[np.int64]:
         """(J,) cumulative: what one row costs that leaves at each exit, at these axis sizes."""
-        alone = {**sizes, "batch": 1}
-        spent = np.cumsum([cost.evaluate(block.flops, alone) for block in self.manifest.blocks])
-        return np.asarray([spent[e.block] for e in self.manifest.exits], np.int64)
+        return self._route.costs(sizes).exits
 
     def predict(
         self, inputs: Mapping[str, Any], *, fetch: Iterable[str] = (), allow_nonfinite: bool = False
@@ -129,23 +125,13 @@ class Cascade:
             if kind not in FETCHABLE:
                 raise InputError(f"fetch has {kind!r}, expected any of {FETCHABLE}.")
         arrays, sizes = check_inputs(inputs, self.manifest, allow_nonfinite=allow_nonfinite)
-        run = Run(
-            self.manifest,
-            self._stages,
-            self._gate,
-            self._run_graph,
-            arrays,
-            sizes,
-            self.row_flops(sizes),
-            wanted,
-            self._batch_rows,
-        )
+        run = Run(self._route, self._run_graph, arrays, sizes, wanted, self._batch_rows)
         run.all()
         answer = run.answer
         return replace(
             answer,
             label=np.where(np.isnan(answer.score), -1, answer.label),
-            executed=run.executed(sizes),
+            executed=run.executed(),
             _fetched=run.fetched(),
             _again=lambda kind: self.predict(inputs, fetch=(kind,), allow_nonfinite=allow_nonfinite)._get(kind),
         )

@@ -1,8 +1,8 @@
 """Leave, go on, abstain: the one place where that is decided, for runtime, server and simulator alike."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ State = dict[str, NDArray[Any]]
 """What a rule carries from exit to exit, one entry a row (axis 0): patience counters, running means."""
 
 
-@dataclass(frozen=True)
 class Decision:
     """What happens to each of n rows at an exit.
 
@@ -24,13 +23,29 @@ class Decision:
     meaningful where `leave`. confidence: float64 (n,) calibrated probability that the label is right, and
     log_odds: the same as log-odds, which keep their order where confidence rounds to 1.
     state: to be handed to `decide` at the next exit, with the rows that go on.
+
+    What only a row that leaves needs is computed when it is first looked at: most exits let most rows go on.
     """
 
-    leave: NDArray[np.bool_]
-    abstain: NDArray[np.bool_]
-    confidence: NDArray[np.float64]
-    log_odds: NDArray[np.float64]
-    state: State | None
+    def __init__(
+        self, leave: NDArray[np.bool_], state: State | None, log_odds: Callable[[], NDArray[np.float64]], below: float
+    ) -> None:
+        self.leave = leave
+        self.state = state
+        self._log_odds = log_odds
+        self._below = below
+
+    @cached_property
+    def log_odds(self) -> NDArray[np.float64]:
+        return self._log_odds()
+
+    @cached_property
+    def confidence(self) -> NDArray[np.float64]:
+        return sigmoid(self.log_odds)
+
+    @cached_property
+    def abstain(self) -> NDArray[np.bool_]:
+        return ~(self.log_odds >= self._below)
 
 
 class Gate:
@@ -68,6 +83,10 @@ class Gate:
         threshold = self.point.thresholds[exit]
         # float64 on both sides: a float32 score against a rounded threshold would move ties.
         leave = (np.asarray(score, np.float64) >= threshold) | (threshold == -math.inf)
-        log_odds = self.calibrators[exit].score({**(aux or {}), "score": score, "label": label})
-        abstain = ~(log_odds >= self.point.abstain_below)
-        return Decision(leave, abstain, sigmoid(log_odds), log_odds, state)
+        calibrator = self.calibrators[exit]
+        return Decision(
+            leave,
+            state,
+            lambda: calibrator.score({**(aux or {}), "score": score, "label": label}),
+            self.point.abstain_below,
+        )

@@ -1,7 +1,9 @@
 """One call of predict: rows wait in front of each stage, run in batches, and leave or go on."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,14 +12,80 @@ from offramp.runtime.bundle import Block, Exit, Manifest, Segment
 from offramp.runtime.gate import Gate, State
 from offramp.runtime.inputs import Arrays
 from offramp.runtime.predictions import Predictions
-from offramp.runtime.stages import Stage, row_bytes
+from offramp.runtime.stages import Stage, plan, row_bytes
 from offramp.runtime.survivors import GONE, Ids, Survivors, gathering_pays
 
+RunGraph = Callable[[Block | Segment, Mapping[str, Any], Sequence[str]], Arrays]
+"""Runs one graph of a bundle on the state in front of it; gives the outputs asked for, by name."""
 
-class RunGraph(Protocol):
-    """Runs one graph of the bundle on the state in front of it; gives the outputs asked for, by name."""
 
-    def __call__(self, graph: Block | Segment, state: Mapping[str, Any], outputs: Sequence[str]) -> Arrays: ...
+@dataclass(frozen=True)
+class Costs:
+    """What follows from the axis sizes of a request, for one row.
+
+    exits: int64 (J,), cumulative FLOPs of leaving at each exit, as the manifest's blocks state them.
+    stages: FLOPs of each stage's graph. waiting: bytes of a row's state in front of each stage.
+    blocks: each stage's FLOPs shared out over the blocks it covers, as (block, FLOPs).
+    """
+
+    exits: NDArray[np.int64]
+    stages: tuple[int, ...]
+    waiting: tuple[int, ...]
+    blocks: tuple[tuple[tuple[int, int], ...], ...]
+
+
+class Route:
+    """What all calls at one operating point share: stages, what to ask of each, and what rows cost."""
+
+    def __init__(self, manifest: Manifest, gate: Gate) -> None:
+        self.manifest = manifest
+        self.gate = gate
+        self.stages = plan(manifest, gate.point.exits)
+        self.needs_routing = any("routing" in gate.needs(j) for j in gate.point.exits)
+        self._asks = [[self._outputs(stage, logits) for logits in (False, True)] for stage in self.stages]
+        self.routing = [[n for n in manifest.routing if n in stage.graph.outputs] for stage in self.stages]
+        self._layer = {name: k for k, name in enumerate(manifest.routing)}
+        # Requests come in few sizes; evaluating the expressions anew costs more than a small block's gate.
+        self._costs = lru_cache(maxsize=1024)(self._evaluate)
+
+    def _outputs(self, stage: Stage, logits: bool) -> list[str]:
+        wanted = [name for name in stage.passes if name in stage.graph.outputs]
+        if stage.exit is not None:
+            exit_ = self.manifest.exits[stage.exit]
+            wanted += [exit_.label, exit_.score]
+            if logits or self.gate.needs(stage.exit) & {"logits", "entropy"}:
+                wanted.append(exit_.logits)
+        return list(dict.fromkeys(wanted))
+
+    def outputs(self, k: int, *, logits: bool, routing: bool) -> list[str]:
+        """The outputs to fetch of stage k."""
+        asked = self._asks[k][logits]
+        return [*asked, *(n for n in self.routing[k] if n not in asked)] if routing else asked
+
+    def layer(self, routing: str) -> int:
+        return self._layer[routing]
+
+    def costs(self, sizes: Mapping[str, int]) -> Costs:
+        return self._costs(tuple((axis, size) for axis, size in sizes.items() if axis != "batch"))
+
+    def _evaluate(self, sizes: tuple[tuple[str, int], ...]) -> Costs:
+        manifest, alone = self.manifest, {**dict(sizes), "batch": 1}
+        by_block = [cost.evaluate(block.flops, alone) for block in manifest.blocks]
+        spent = np.cumsum(by_block)
+        exits = np.asarray([spent[e.block] for e in manifest.exits], np.int64)
+        exits.flags.writeable = False  # every call of this size shares it
+        stages = tuple(cost.evaluate(stage.graph.flops, alone) for stage in self.stages)
+        shares = []
+        for stage, flops in zip(self.stages, stages, strict=True):
+            covered = range(stage.blocks[0], stage.blocks[1] + 1)
+            nominal = sum(by_block[k] for k in covered)
+            shares.append(tuple((k, round(flops * by_block[k] / nominal) if nominal else 0) for k in covered))
+        return Costs(
+            exits=exits,
+            stages=stages,
+            waiting=tuple(row_bytes(manifest, stage, alone) for stage in self.stages),
+            blocks=tuple(shares),
+        )
 
 
 class Run:
@@ -25,29 +93,23 @@ class Run:
 
     def __init__(
         self,
-        manifest: Manifest,
-        stages: Sequence[Stage],
-        gate: Gate,
+        route: Route,
         run_graph: RunGraph,
         arrays: Arrays,
         sizes: Mapping[str, int],
-        flops: NDArray[np.int64],
         fetch: tuple[str, ...],
         batch_rows: int,
     ) -> None:
-        """flops: (J,) what a row costs that leaves at each exit. fetch: what to bring beside the answers."""
-        rows = sizes["batch"]
-        self._manifest, self._stages, self._gate, self._run_graph = manifest, stages, gate, run_graph
-        self._fetch, self._flops = fetch, flops
+        """arrays, sizes: checked inputs. fetch: what to bring beside the answers. batch_rows: rows run at once."""
+        manifest, rows = route.manifest, sizes["batch"]
+        self._route, self._gate, self._run_graph, self._fetch = route, route.gate, run_graph, fetch
+        self._costs = route.costs(sizes)
         self._limit = batch_rows if manifest.rows_independent else 1
-        alone = {**sizes, "batch": 1}
-        self._stage_flops = [cost.evaluate(stage.graph.flops, alone) for stage in stages]
-        self._row_bytes = [row_bytes(manifest, stage, sizes) for stage in stages]
-        self._queues = [Survivors(stage.waits) for stage in stages]
+        self._queues = [Survivors(stage.waits) for stage in route.stages]
         if rows:
             self._queues[0].push(arrays, np.arange(rows))
         self._state: State | None = None
-        self._ran = [0] * len(stages)  # rows, those that rode along included
+        self._ran = [0] * len(route.stages)  # rows, those that rode along included
         self.answer = Predictions(
             label=np.zeros(rows, np.int64),
             confidence=np.zeros(rows, np.float64),
@@ -57,22 +119,19 @@ class Run:
             flops=np.zeros(rows, np.int64),
         )
         self._probabilities = np.zeros((rows, len(manifest.classes)), np.float32) if "probabilities" in fetch else None
-        routed = "routing" in fetch or any("routing" in gate.needs(j) for j in range(len(manifest.exits)))
+        routed = "routing" in fetch or route.needs_routing
         self._routing = np.full((len(manifest.routing), rows), np.nan, np.float32) if routed else None
 
     def fetched(self) -> dict[str, Any]:
         kinds = {"probabilities": self._probabilities, "routing": self._routing}
         return {kind: kinds[kind] for kind in self._fetch}
 
-    def executed(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    def executed(self) -> tuple[int, ...]:
         """FLOPs really run, by block. A segment's are shared out over its blocks as theirs would be."""
-        alone = {**sizes, "batch": 1}
-        spent = [0] * len(self._manifest.blocks)
-        for stage, flops, rows in zip(self._stages, self._stage_flops, self._ran, strict=True):
-            first, last = stage.blocks
-            parts = [cost.evaluate(block.flops, alone) for block in self._manifest.blocks[first : last + 1]]
-            for k, part in enumerate(parts):
-                spent[first + k] += round(rows * flops * part / sum(parts)) if sum(parts) else 0
+        spent = [0] * len(self._route.manifest.blocks)
+        for rows, parts in zip(self._ran, self._costs.blocks, strict=True):
+            for k, flops in parts:
+                spent[k] += rows * flops
         return tuple(spent)
 
     def all(self) -> None:
@@ -86,71 +145,79 @@ class Run:
 
     def _step(self, k: int) -> None:
         """Run stage k for the rows at the head of its queue, answer those that leave, queue the rest."""
-        stage, manifest = self._stages[k], self._manifest
-        outputs, j = stage.graph.outputs, stage.exit
+        stage, keeps_routing = self._route.stages[k], self._routing is not None
         arrays, ids = self._queues[k].take(self._limit)
-        here = ids != GONE
-        wanted = [name for name in stage.passes if name in outputs]
-        if j is not None:
-            wanted += [manifest.exits[j].label, manifest.exits[j].score]
-            if self._needs_logits(j):
-                wanted.append(manifest.exits[j].logits)
-        routing = [name for name in manifest.routing if name in outputs] if self._routing is not None else []
-        made = self._run_graph(stage.graph, arrays, list(dict.fromkeys(wanted + routing)))
+        asked = self._route.outputs(k, logits=self._probabilities is not None, routing=keeps_routing)
+        made = self._run_graph(stage.graph, arrays, asked)
         self._ran[k] += len(ids)
-        if self._routing is not None:
-            for name in routing:
-                self._routing[manifest.routing.index(name), ids[here]] = made[name][here]
-        if j is not None:
-            here &= ~self._answer(j, manifest.exits[j], made, ids, here)
-        if k + 1 < len(self._stages) and here.any():
-            self._pass_on(k + 1, {**arrays, **made}, ids, here)
+        if keeps_routing:
+            self._keep_routing(k, made, ids)
+        stays = ids != GONE
+        if stage.exit is not None:
+            stays &= ~self._answer(stage.exit, made, ids, stays)
+        live = int(np.count_nonzero(stays))
+        if k + 1 < len(self._stages) and live:
+            self._pass_on(k + 1, {**arrays, **made}, ids, stays, live)
 
-    def _needs_logits(self, exit: int) -> bool:
-        return self._probabilities is not None or bool(self._gate.needs(exit) & {"logits", "entropy"})
+    @property
+    def _stages(self) -> tuple[Stage, ...]:
+        return self._route.stages
 
-    def _answer(self, j: int, exit_: Exit, made: Arrays, ids: Ids, here: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _keep_routing(self, k: int, made: Arrays, ids: Ids) -> None:
+        assert self._routing is not None
+        here = ids != GONE
+        for name in self._route.routing[k]:
+            self._routing[self._route.layer(name), ids[here]] = made[name][here]
+
+    def _answer(self, j: int, made: Arrays, ids: Ids, here: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Ask the gate about exit j and write down the answers of the rows that leave. Returns who does."""
-        gate, answer = self._gate, self.answer
+        exit_, answer = self._route.manifest.exits[j], self.answer
         label, score = made[exit_.label], made[exit_.score]
-        aux = {"logits": made[exit_.logits]} if exit_.logits in made else {}
-        if "routing" in gate.needs(j) and self._routing is not None:
-            aux["routing"] = self._routing[: len(exit_.routing), ids]  # the layers run so far
+        aux = self._aux(j, exit_, made, ids)
         state = None if self._state is None else {name: values[ids] for name, values in self._state.items()}
-        decision = gate.decide(j, label, score, aux, state)
-        self._remember(decision.state, ids, here)
-        leave = here & decision.leave
+        decision = self._gate.decide(j, label, score, aux, state)
+        if decision.state is not None:
+            self._remember(decision.state, ids, here)
+        leave = decision.leave & here
+        if not leave.any():
+            return leave
         rows = ids[leave]
         answer.label[rows] = label[leave]
         answer.confidence[rows] = decision.confidence[leave]
         answer.score[rows] = score[leave]
         answer.exit[rows] = j
         answer.abstain[rows] = decision.abstain[leave]
-        answer.flops[rows] = self._flops[j]
-        if self._probabilities is not None and len(rows):
-            apply = gate.calibrators[j].apply
-            picked = {name: values[..., leave] if name == "routing" else values[leave] for name, values in aux.items()}
-            finite = ~np.isnan(score[leave])
-            logits = picked.pop("logits")
-            self._probabilities[rows] = np.nan
-            self._probabilities[rows[finite]] = apply(
-                logits[finite], {name: values[..., finite] for name, values in picked.items()}
-            )
+        answer.flops[rows] = self._costs.exits[j]
+        if self._probabilities is not None:
+            self._keep_probabilities(j, made[exit_.logits], score, aux, rows, leave)
         return leave
 
-    def _remember(self, state: State | None, ids: Ids, here: NDArray[np.bool_]) -> None:
-        if state is None:
-            return
+    def _aux(self, j: int, exit_: Exit, made: Arrays, ids: Ids) -> Arrays:
+        aux = {"logits": made[exit_.logits]} if exit_.logits in made else {}
+        if self._routing is not None and "routing" in self._gate.needs(j):
+            aux["routing"] = self._routing[: len(exit_.routing), ids]  # the layers run so far
+        return aux
+
+    def _keep_probabilities(
+        self, j: int, logits: NDArray[Any], score: NDArray[Any], aux: Arrays, rows: Ids, leave: NDArray[np.bool_]
+    ) -> None:
+        assert self._probabilities is not None
+        self._probabilities[rows] = np.nan
+        known = leave & ~np.isnan(score)
+        given = {"routing": aux["routing"][:, known]} if "routing" in aux else {}
+        self._probabilities[rows[known[leave]]] = self._gate.calibrators[j].apply(logits[known], given)
+
+    def _remember(self, state: State, ids: Ids, here: NDArray[np.bool_]) -> None:
         if self._state is None:
             rows = len(self.answer)
             self._state = {name: np.zeros((rows, *v.shape[1:]), v.dtype) for name, v in state.items()}
         for name, values in state.items():
             self._state[name][ids[here]] = values[here]
 
-    def _pass_on(self, k: int, arrays: Arrays, ids: Ids, stays: NDArray[np.bool_]) -> None:
-        live = int(stays.sum())
-        gone = len(ids) - live
-        if gone and gathering_pays(live, gone, self._row_bytes[k], self._stage_flops[k]):
+    def _pass_on(self, k: int, arrays: Arrays, ids: Ids, stays: NDArray[np.bool_], live: int) -> None:
+        if live == len(ids):
+            self._queues[k].push(arrays, ids)
+        elif gathering_pays(live, len(ids) - live, self._costs.waiting[k], self._costs.stages[k]):
             positions = np.flatnonzero(stays)
             self._queues[k].push(arrays, ids[positions], positions)
         else:
