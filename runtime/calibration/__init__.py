@@ -8,6 +8,7 @@ gives (N, C) probabilities, `score` and `confidence` the calibrated log-odds and
 from offramp.runtime.calibration.attain import at_confidence
 from offramp.runtime.calibration.binning import BBQ, HistogramBinning
 from offramp.runtime.calibration.cwmcs import CwMCS
+from offramp.runtime.calibration.exits import fit_exits
 from offramp.runtime.calibration.identity import Identity
 from offramp.runtime.calibration.kernel import (
     ARCondCal,
@@ -56,6 +57,7 @@ __all__ = [
     "TopOne",
     "VectorScaling",
     "at_confidence",
+    "fit_exits",
     "from_dict",
     "get",
     "isotonic_regression",
