@@ -19,7 +19,7 @@ from offramp.export.verify import Verification, rows_are_independent, verify
 from offramp.export.weights import WEIGHTS, WeightFile
 from offramp.runtime.bundle import DTYPES, MANIFEST, SCHEMA, encode_number, is_axis, read_bundle
 from offramp.runtime.errors import ExportError
-from offramp.runtime.files import new_folder, seal, sha256_of_file
+from offramp.runtime.files import check_new_folder, new_folder, seal, sha256_of_file
 
 # 24 exits make 276 segments of some 20 KB each; beyond, their number would grow out of proportion.
 _MOST_BLOCKS_FOR_ALL_SEGMENTS = 24
@@ -61,6 +61,7 @@ def export_bundle(
     """
     say = progress or (lambda _: None)
     folder = Path(path)
+    check_new_folder(folder, marker=MANIFEST, replace=overwrite)
     reference: Callable[[dict[str, np.ndarray[Any, Any]]], dict[str, list[np.ndarray[Any, Any]]]] | None
     if isinstance(model, str | Path):
         source = Path(model)
@@ -88,7 +89,7 @@ def export_bundle(
         names = list(exits) if exits else [f"exit_{j}" for j in range(len(outputs.logits))]
         title = type(model).__name__
     _check_names(graph, names)
-    with new_folder(folder, replace=overwrite) as temporary:
+    with new_folder(folder, marker=MANIFEST, replace=overwrite) as temporary:
         store = WeightFile(temporary, graph.weights)
         say("looking at shapes")
         probe = Probe(graph, store, temporary, example)

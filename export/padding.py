@@ -63,7 +63,7 @@ class _Padding:
         """One block; None where the values make it fail, as padding may (an index past the end)."""
         try:
             graph = self._cascade.manifest.blocks[block]
-            return self._cascade._run_graph(graph, state, graph.outputs)
+            return self._cascade.run_graph(graph, state, graph.outputs)
         except OfframpError:
             return None
 

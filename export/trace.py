@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import io
 import logging
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -126,11 +127,19 @@ def trace(
                 verbose=False,
             )
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        raise ExportError(f"torch.export refuses the model: {' '.join(lines[:6])[:800]}") from error
+        raise ExportError(f"torch.export refuses the model: {_gist(error)}") from error
     if program is None:
         raise ExportError("torch.export gave no program.")
     return program.model, outputs
+
+
+def _gist(error: Exception) -> str:
+    """The first lines of torch's long explanations, without colours; the innermost cause says most."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(cause) or type(cause).__name__)
+    return " ".join(text.split())[:600]
 
 
 @contextlib.contextmanager

@@ -183,9 +183,9 @@ class _Checks:
         inputs = self._probe.inputs({**sizes, "batch": sizes["batch"] if manifest.rows_independent else 1})
         made: dict[str, Any] = dict(inputs)
         for block in manifest.blocks:
-            made |= self._cascade._run_graph(block, made, block.outputs)
+            made |= self._cascade.run_graph(block, made, block.outputs)
         for segment in manifest.segments:
-            for name, value in self._cascade._run_graph(segment, made, segment.outputs).items():
+            for name, value in self._cascade.run_graph(segment, made, segment.outputs).items():
                 if value.dtype.kind != "f":  # labels may differ where two classes tie to the last bit
                     continue
                 difference = _difference(value, made[name])

@@ -6,6 +6,7 @@ Everything that is read is checked: schema, digests, paths, names and shapes. No
 import keyword
 import math
 import re
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ DTYPES = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()  # noqa: SIM905
 )
 Dimension = int | str
+_LARGEST_DOCUMENT = 256 * 2**20
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,11 +145,13 @@ def read_bundle(path: str | Path) -> Bundle:
 
     Raises BundleError with the file and the field; nothing of the bundle has been run by then.
     """
+    if not isinstance(path, str | Path) or not str(path):
+        raise BundleError(f"bundle is {path!r}, expected the path of a folder.")
     root = Path(path)
     where = root / MANIFEST
     if not root.is_dir():
         raise BundleError(f"{root}: no such folder. A bundle is a folder written by `offramp export`.")
-    data = read_bytes(where)
+    data = read_bytes(root, MANIFEST)
     manifest = decode_document(
         data, Manifest, SCHEMA, where, again="Export the model again with this version of offramp."
     )
@@ -169,8 +173,15 @@ def read_bundle(path: str | Path) -> Bundle:
     return Bundle(root, manifest)
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(root: Path, name: str) -> bytes:
+    """A document of a bundle: a regular file inside its folder, of a size that can be one."""
+    path = inside(root, name, where=str(root))
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise BundleError(f"{path}: not a regular file. Restore it.")
+        if status.st_size > _LARGEST_DOCUMENT:
+            raise BundleError(f"{path}: {status.st_size} bytes, expected at most {_LARGEST_DOCUMENT}.")
         return path.read_bytes()
     except OSError as error:
         raise BundleError(f"{path}: can't be read ({error.strerror}).") from error

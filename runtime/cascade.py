@@ -1,5 +1,6 @@
 """The cascade: blocks in series, a gate after each, and only the rows that stay go on."""
 
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from offramp.runtime.points import FULL, Calibration, OperatingPoint, read_calib
 from offramp.runtime.predictions import Predictions, Records
 from offramp.runtime.run import Route, Run
 from offramp.runtime.scores import LARGEST
-from offramp.runtime.session import Sessions, available_threads, resolve_providers
+from offramp.runtime.session import Sessions, available_threads, check_threads, resolve_providers
 from offramp.runtime.stages import plan
 
 FETCHABLE = ("probabilities", "routing")
@@ -65,8 +66,8 @@ class Cascade:
 
         Raises BundleError (nothing has been run then), InputError, RuntimeUnavailable.
         """
-        if threads is not None and (not isinstance(threads, int) or threads < 1):
-            raise InputError(f"threads is {threads!r}, expected a whole number of at least 1.")
+        if threads is not None:
+            check_threads(threads)
         if batch_rows < 1:
             raise InputError(f"batch_rows is {batch_rows!r}, expected at least 1.")
         bundle = read_bundle(path)
@@ -105,7 +106,14 @@ class Cascade:
         self.close()
 
     def row_flops(self, sizes: Mapping[str, int]) -> NDArray[np.int64]:
-        """(J,) cumulative: what one row costs that leaves at each exit, at these axis sizes."""
+        """(J,) cumulative: what one row costs that leaves at each exit, at these axis sizes.
+
+        sizes: a whole number of at least 1 for each symbolic axis but the batch.
+        """
+        for axis in self.manifest.axes[1:]:
+            size = sizes.get(axis)
+            if not isinstance(size, int | np.integer) or size < 1:
+                raise InputError(f"sizes[{axis!r}] is {size!r}, expected a whole number of at least 1.")
         return self._route.costs(sizes).exits
 
     def predict(
@@ -120,12 +128,12 @@ class Cascade:
         A row's answer doesn't depend on the rows beside it. Raises InputError naming the input at fault,
         CascadeClosed after close() or in a forked process.
         """
-        wanted = tuple(fetch)
+        wanted = (fetch,) if isinstance(fetch, str) else tuple(fetch)
         for kind in wanted:
             if kind not in FETCHABLE:
                 raise InputError(f"fetch has {kind!r}, expected any of {FETCHABLE}.")
         arrays, sizes = check_inputs(inputs, self.manifest, allow_nonfinite=allow_nonfinite)
-        run = Run(self._route, self._run_graph, arrays, sizes, wanted, self._batch_rows)
+        run = Run(self._route, self.run_graph, arrays, sizes, wanted, self._batch_rows)
         run.all()
         answer = run.answer
         return replace(
@@ -157,7 +165,7 @@ class Cascade:
             }
             kept: Arrays = {}
             for stage in stages:
-                made = self._run_graph(stage.graph, state, stage.graph.outputs)
+                made = self.run_graph(stage.graph, state, stage.graph.outputs)
                 kept.update((name, made[name]) for name in recorded & made.keys())
                 state = {name: (made | state)[name] for name in stage.passes}
             parts.append(kept)
@@ -188,7 +196,7 @@ class Cascade:
             reservation=per_exit([e.reservation for e in exits]),
         )
 
-    def _run_graph(self, graph: Block | Segment, state: Mapping[str, Any], outputs: Sequence[str]) -> Arrays:
+    def run_graph(self, graph: Block | Segment, state: Mapping[str, Any], outputs: Sequence[str]) -> Arrays:
         feed = {name: state[name] for name in graph.inputs} | self._gate_inputs
         session = self._sessions.get(graph.file)
         try:
@@ -197,9 +205,15 @@ class Cascade:
             if "llocat" in str(error) or "CUDA" in str(error):
                 raise
             raise InputError(
-                f"{graph.file} can't run on these values ({str(error).rpartition('Status Message: ')[2].strip()}): "
+                f"{graph.file} can't run on these values ({reason(error)}): "
                 "for instance an id outside the vocabulary, or a row longer than the model takes."
             ) from error
+
+
+def reason(error: Exception) -> str:
+    """What ONNX Runtime says went wrong, without the places in its source where it noticed."""
+    message = " ".join(str(error).rpartition("Status Message: ")[2].split())
+    return re.sub(r"^/\S+:\d+ .*?(was false\.|\)) ", "", message)
 
 
 def _warn_of_dead_exits(point: OperatingPoint) -> None:

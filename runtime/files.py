@@ -7,10 +7,11 @@ it, the digest included, is seen when it is read.
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -30,7 +31,7 @@ def sha256_of_file(path: Path) -> str:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` to `path`: at every moment a reader sees the old file or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = _beside(path, "tmp")
     try:
         with temporary.open("wb") as stream:
             stream.write(data)
@@ -38,22 +39,24 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.fsync(stream.fileno())
         temporary.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
 
 
 @contextmanager
-def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
+def new_folder(path: Path, *, marker: str, replace: bool = False, keep: Path | None = None) -> Iterator[Path]:
     """A temporary folder beside `path` that becomes `path` when the block ends without an error.
 
-    replace: an existing `path` is moved aside and removed only once the new one is in place.
+    replace: an existing `path` is moved aside, and removed only once the new one is in place; but only a
+    folder of the same kind, one that holds the file `marker`, and never `keep`, what is being read.
     Raises InputError if `path` exists and isn't to be replaced.
     """
-    if path.exists() and not replace and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{path} already exists and is not empty: choose another place, or ask to overwrite it.")
+    check_new_folder(path, marker=marker, replace=replace, keep=keep)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    _remove_abandoned(path)
+    temporary, old = _beside(path, "tmp"), _beside(path, "old")
     temporary.mkdir()
     try:
         yield temporary
@@ -61,7 +64,6 @@ def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
             if file.is_file():
                 with file.open("rb") as stream:
                     os.fsync(stream.fileno())
-        old = path.with_name(f".{path.name}.{secrets.token_hex(4)}.old")
         if path.exists():
             path.rename(old)
         temporary.rename(path)
@@ -70,6 +72,49 @@ def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     _sync_folder(path.parent)
+
+
+def check_new_folder(path: Path, *, marker: str, replace: bool = False, keep: Path | None = None) -> None:
+    """Refuse, before any work is done, what `new_folder` would refuse."""
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if not path.exists() and not path.is_symlink():
+        return
+    if keep is not None and path.resolve() == keep.resolve():
+        raise InputError(f"{path} is what is being read: choose another place for the result.")
+    if not replace:
+        raise InputError(f"{path} already exists and is not empty: choose another place, or ask to overwrite it.")
+    if not (path / marker).is_file():
+        raise InputError(f"{path} has no {marker}, so it isn't what would be written here: it won't be overwritten.")
+
+
+def _beside(path: Path, kind: str) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.{kind}")
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Temporary folders that a killed process left beside `path`. One that was moved aside is put back first."""
+    pattern = re.compile(re.escape(f".{path.name}.") + r"(\d+)-[0-9a-f]{8}\.(tmp|old)")
+    for other in path.parent.iterdir():
+        found = pattern.fullmatch(other.name)
+        if found is None or _lives(int(found[1])):
+            continue
+        if found[2] == "old" and not path.exists():
+            other.rename(path)
+        else:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _lives(process: int) -> bool:
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _sync_folder(path: Path) -> None:

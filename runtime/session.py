@@ -69,10 +69,19 @@ def available_threads() -> int:
     return max(1, math.ceil(min(affinity, cgroup_cpus())))
 
 
+def check_threads(threads: int) -> None:
+    """Raises InputError for a number of threads that can't be meant: each session starts that many."""
+    most = max(64, 4 * (os.cpu_count() or 1))
+    if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= most:
+        raise InputError(f"threads is {threads!r}, expected a whole number from 1 to {most}.")
+
+
 def resolve_providers(device: str, providers: Sequence[Any] | None) -> list[Any]:
     """The execution providers for a device, or the caller's own, checked against what is installed."""
     if device not in _PROVIDERS:
         raise InputError(f"device is {device!r}, expected one of {sorted(_PROVIDERS)}.")
+    if isinstance(providers, str):
+        raise InputError(f"providers is {providers!r}, expected a list of names.")
     wanted = list(providers) if providers is not None else _PROVIDERS[device]
     there = onnxruntime().get_available_providers()
     for provider in wanted:

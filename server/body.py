@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from offramp.runtime.errors import InputError
-from offramp.server.errors import ClientGone, TooLarge
+from offramp.server.errors import ClientGone, DeadlinePassed, TooLarge
 from starlette.requests import ClientDisconnect, Request
 
 T = TypeVar("T")
@@ -23,13 +23,19 @@ _DRAIN = 4
 _WINDOW_BITS = {"gzip": (31,), "x-gzip": (31,), "deflate": (15, -15)}  # "deflate" is zlib, but some send it raw
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The body of a request, unpacked.
+async def read_body(request: Request, limit: int, timeout: float) -> bytes:
+    """The body of a request, unpacked. timeout: seconds for all of it to arrive.
 
     Raises TooLarge past `limit` bytes, packed or unpacked, InputError for an encoding that is unknown or
-    broken, ClientGone if the client hangs up meanwhile.
+    broken, ClientGone if the client hangs up meanwhile, DeadlinePassed if the body isn't there in time.
     """
-    body = await _receive(request, limit)
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > _DRAIN * limit:
+        raise _too_large(limit)  # too much to read and drop: it is refused unread
+    try:
+        body = await asyncio.wait_for(_receive(request, limit), timeout)
+    except TimeoutError as error:
+        raise DeadlinePassed(f"the request body didn't arrive within {timeout:g} seconds.") from error
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding in ("identity", "") or not body:
         return body

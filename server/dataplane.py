@@ -40,7 +40,7 @@ class DataPlane:
         """
         started = time.perf_counter()
         try:
-            body = await read_body(request, self.settings.max_body_bytes)
+            body = await read_body(request, self.settings.max_body_bytes, self.settings.timeout)
             query, encode = await off_loop(len(body), lambda: decode(body))
             answer = await _unless_disconnected(request, self.engine.infer(query))
             numbers = len(self.manifest.classes) if query.probabilities else 0

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 @contextmanager
 def _server(port: int) -> Iterator[str]:
     """`offramp serve` in a process of its own, ready to answer."""
-    port = port or _free_port()
+    port = _free_port(port)
     command = [sys.executable, "-m", "offramp.runtime.cli", "serve", str(sample.BUNDLE)]
     command += ["--port", str(port), "--operating-point", "balanced"]
     address = f"http://127.0.0.1:{port}"
@@ -79,9 +79,14 @@ def _server(port: int) -> Iterator[str]:
             process.wait()
 
 
-def _free_port() -> int:
+def _free_port(port: int) -> int:
+    """The port, if nobody has it, or any free one for 0: another server's answers must not be taken for ours."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            raise OfframpError(f"port {port}: {getattr(error, 'strerror', None) or error}.") from error
         return int(probe.getsockname()[1])
 
 

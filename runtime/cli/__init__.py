@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Any
 
 from offramp.runtime.errors import OfframpError
 
@@ -20,6 +19,8 @@ COMMANDS = {
     "record": ("offramp.runtime.cli.record", "run every exit on data and keep the outputs", "cpu"),
     "calibrate": ("offramp.runtime.cli.calibrate", "choose operating points from records", "jobs"),
     "predict": ("offramp.runtime.cli.predict", "answer the rows of a data file", "cpu"),
+    "repack": ("offramp.runtime.cli.repack", "keep only the exits that pay", "jobs"),
+    "inspect": ("offramp.runtime.cli.inspect", "show what a bundle is made of, and how long it takes here", "cpu"),
     "serve": ("offramp.server.cli", "serve a bundle over HTTP", "server"),
     "demo": (
         "offramp.server.demo",
@@ -38,30 +39,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     asked = next((a for a in argv if not a.startswith("-")), None)
     try:
-        for name, (module, help_, extra) in COMMANDS.items():
+        for name, (module, help_, _) in COMMANDS.items():
             command = commands.add_parser(name, help=help_, description=f"{help_[0].upper()}{help_[1:]}.")
             if name == asked:
-                loaded = _load(module, name, extra)
+                loaded = importlib.import_module(module)
                 loaded.add_arguments(command)
                 command.set_defaults(run=loaded.run)
         args = parser.parse_args(argv)
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
     except OfframpError as error:
-        print(f"offramp: {error}", file=sys.stderr)
-        return 2
+        return _refuse(str(error))
+    except ModuleNotFoundError as error:
+        return _refuse(_missing(asked or "", error))
     except KeyboardInterrupt:
         print("offramp: interrupted; nothing half-written was left", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output went away: not an error of ours
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a full disk, a read-only folder, a missing permission
+        return _refuse(f"{error.filename or 'writing the output'}: {error.strerror or error}.")
 
 
-def _load(module: str, name: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing in ("", "offramp"):
-            raise
-        raise OfframpError(f'`offramp {name}` needs {missing}. Run: pip install "offramp[{extra}]"') from error
+def _refuse(message: str) -> int:
+    print(f"offramp: {message}", file=sys.stderr)
+    return 2
+
+
+def _missing(command: str, error: ImportError) -> str:
+    """Which extra to install for a command that lacks a library."""
+    missing = (error.name or "").partition(".")[0]
+    if missing in ("", "offramp") or command not in COMMANDS:
+        raise error
+    return f'`offramp {command}` needs {missing}. Run: pip install "offramp[{COMMANDS[command][2]}]"'

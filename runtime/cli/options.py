@@ -2,6 +2,10 @@
 
 import argparse
 
+from offramp.runtime.bundle import Manifest
+from offramp.runtime.errors import InputError
+from offramp.runtime.jobs.timing import typical_sizes
+
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:
     """Where and how the cascade runs."""
@@ -18,3 +22,32 @@ def fraction(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number in (0, 1], or a percentage")
     return value
+
+
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Sizes of symbolic axes at which times are measured."""
+    parser.add_argument(
+        "--size",
+        type=_size,
+        action="append",
+        default=[],
+        metavar="AXIS=SIZE",
+        help="size of a symbolic axis, such as seq=32, where times are measured; repeatable",
+    )
+
+
+def _size(text: str) -> tuple[str, int]:
+    axis, _, size = text.partition("=")
+    if not size.isdecimal() or int(size) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected AXIS=SIZE, such as seq=32")
+    return axis, int(size)
+
+
+def sizes_of(args: argparse.Namespace, manifest: Manifest) -> dict[str, int]:
+    """The sizes asked for; what wasn't asked is as at the bundle's verification."""
+    sizes = typical_sizes(manifest)
+    for axis, size in args.size:
+        if axis not in sizes:
+            raise InputError(f"--size names the axis {axis!r}, this model's are {list(sizes)}.")
+        sizes[axis] = size
+    return sizes

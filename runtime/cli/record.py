@@ -1,12 +1,15 @@
 """offramp record"""
 
 import argparse
+import sys
 from pathlib import Path
 
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.cli.options import add_runtime
 from offramp.runtime.cli.progress import bar
+from offramp.runtime.jobs.data import LABELS
 from offramp.runtime.jobs.record import record
+from offramp.runtime.records import read_index
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,5 +34,8 @@ def run(args: argparse.Namespace) -> int:
             allow_nonfinite=args.allow_nonfinite,
             progress=progress,
         )
-    print(f"records of {len(cascade.manifest.exits)} exits in {args.out}")
+    index = read_index(args.out)
+    print(f"records of {index.rows} rows at {index.exits} exits in {args.out}")
+    if not index.labelled:
+        print(f"note: {args.data} has no `{LABELS}` column, so these records can't be calibrated on", file=sys.stderr)
     return 0

@@ -72,6 +72,8 @@ def _read(path: Path, manifest: Manifest) -> Mapping[str, NDArray[Any]]:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, InputError):
             raise
+        if "pickle" in str(error):
+            raise InputError(f"{path}: holds Python objects or no array at all; objects are never loaded.") from error
         raise InputError(f"{path}: can't be read ({error}).") from error
 
 

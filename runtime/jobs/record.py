@@ -9,9 +9,9 @@ import numpy as np
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
-from offramp.runtime.files import new_folder, sha256_of_file
+from offramp.runtime.files import check_new_folder, new_folder, sha256_of_file
 from offramp.runtime.jobs.data import read_shard, row_slices, shards
-from offramp.runtime.records import SCHEMA, Index, RecordsWriter
+from offramp.runtime.records import INDEX, SCHEMA, Index, RecordsWriter
 
 Progress = Callable[[int, int], None]
 _STEP_ROWS = 512
@@ -32,6 +32,7 @@ def record(
         of such shards. progress: called with rows done and rows in all.
     The folder appears when it's whole. Raises InputError naming the file and column at fault.
     """
+    check_new_folder(Path(out), marker=INDEX, replace=overwrite, keep=Path(data))
     files = shards(data)
     manifest = cascade.manifest
     total, done, labelled = 0, 0, False
@@ -41,7 +42,9 @@ def record(
         if number and labelled != (shard.labels is not None):
             raise InputError(f"{file}: {'lacks' if labelled else 'has'} labels, unlike {files[0]}.")
         labelled = shard.labels is not None
-    with new_folder(Path(out), replace=overwrite) as folder:
+    if not total:
+        raise InputError(f"{data}: has no rows.")
+    with new_folder(Path(out), marker=INDEX, replace=overwrite, keep=Path(data)) as folder:
         writer: RecordsWriter | None = None
         for file in files:
             shard = read_shard(file, manifest)

@@ -1,6 +1,7 @@
 """A damaged, edited, foreign or hostile bundle gives one clear error, and nothing of it is run."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -156,3 +157,22 @@ def test_what_is_no_bundle_at_all_is_said_so(tmp_path, where):
     (tmp_path / "file").write_text("x")
     with pytest.raises(BundleError, match="no such folder"):
         Cascade.load(tmp_path / where)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+@pytest.mark.parametrize("name", ["manifest.json", "calibration.json", "weights.bin"])
+def test_a_pipe_or_a_link_in_place_of_a_file_is_refused_and_not_waited_for(copy, tmp_path, name, nothing_runs):
+    content = (copy / name).read_bytes()
+    (copy / name).unlink()
+    os.mkfifo(copy / name)
+    assert name in refusal(copy)
+    (copy / name).unlink()
+    (tmp_path / "outside").write_bytes(content)
+    (copy / name).symlink_to(tmp_path / "outside")
+    assert "link" in refusal(copy)
+
+
+@pytest.mark.parametrize("path", ["", None, 3])
+def test_a_path_that_is_none_is_refused(path):
+    with pytest.raises(BundleError, match="expected the path of a folder"):
+        Cascade.load(path)

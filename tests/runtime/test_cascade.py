@@ -125,13 +125,13 @@ def test_probabilities_come_with_the_answer_or_when_somebody_asks(cascade, image
 
 def test_logits_are_fetched_only_when_somebody_asks(cascade, images, monkeypatch):
     fetched = []
-    original = Cascade._run_graph
+    original = Cascade.run_graph
 
     def watch(self, graph, state, outputs):
         fetched.extend(outputs)
         return original(self, graph, state, outputs)
 
-    monkeypatch.setattr(Cascade, "_run_graph", watch)
+    monkeypatch.setattr(Cascade, "run_graph", watch)
     answer = cascade.at("balanced").predict({"x": images})
     logits = {e.logits for e in cascade.manifest.exits}
     assert not logits & set(fetched)
@@ -225,7 +225,10 @@ def test_a_forked_child_is_told_to_load_its_own_and_can(images):
     ("options", "message"),
     [
         ({"operating_point": "turbo"}, r"operating_point is 'turbo', this bundle has \['full', 'balanced', 'fast'\]"),
-        ({"threads": 0}, "threads is 0"),
+        ({"threads": 0}, "threads is 0, expected a whole number from 1 to"),
+        ({"threads": 100_000}, "threads is 100000"),
+        ({"threads": True}, "threads is True"),
+        ({"providers": "CPUExecutionProvider"}, "providers is 'CPUExecutionProvider', expected a list"),
         ({"threads": "2"}, "threads is '2'"),
         ({"batch_rows": 0}, "batch_rows is 0"),
         ({"device": "abacus"}, "device is 'abacus'"),
@@ -234,6 +237,12 @@ def test_a_forked_child_is_told_to_load_its_own_and_can(images):
 def test_bad_options_are_named(options, message):
     with pytest.raises(InputError, match=message):
         Cascade.load(sample.BUNDLE, **options)
+
+
+def test_operating_points_can_be_keys_and_one_kind_can_be_fetched_by_its_name(cascade):
+    one = OperatingPoint((1, 2, -math.inf), expected={"accuracy": 1})
+    assert {one: 1}[OperatingPoint((1, 2, -math.inf))] == 1
+    assert cascade.predict({"x": sample.heldout()[0][:2]}, fetch="probabilities").probabilities.shape == (2, 10)
 
 
 def test_a_point_for_another_number_of_exits_is_refused(cascade):

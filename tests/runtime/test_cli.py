@@ -84,6 +84,48 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, ar
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("out", ["/dev/null/x", "/proc/x"])
+def test_a_place_that_cannot_be_written_is_one_line(capsys, tmp_path, out):
+    np.savez(tmp_path / "d.npz", x=sample.heldout()[0][:2])
+    code, _, err = run(capsys, "record", sample.BUNDLE, tmp_path / "d.npz", "--out", out)
+    assert code == 2
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("offramp: /")
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    np.savez(tmp_path / "d.npz", x=sample.heldout()[0][:50])
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "offramp.runtime.cli", "predict", str(sample.BUNDLE), str(tmp_path / "d.npz")]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "No space left" in done.stderr
+
+
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(capsys, tmp_path, monkeypatch):
+    bundle = shutil.copytree(sample.BUNDLE, tmp_path / "b")
+    np.savez(tmp_path / "d.npz", x=sample.heldout()[0], labels=sample.heldout()[1])
+    assert run(capsys, "record", bundle, tmp_path / "d.npz", "--out", tmp_path / "r")[0] == 0
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    code, _, err = run(capsys, "calibrate", bundle, tmp_path / "r")
+    assert code == 2
+    assert 'needs scipy. Run: pip install "offramp[jobs]"' in err
+
+
+def test_inspect_shows_and_draws(capsys, tmp_path):
+    code, out, _ = run(capsys, "inspect", sample.BUNDLE, "--html", tmp_path / "p.html", "--svg", tmp_path / "p.svg")
+    assert code == 0
+    for word in ("block_2.onnx", "segment_0_2.onnx", "relu_2", "12,288", "ms at 32", "5.32 M"):
+        assert word in out
+    assert (tmp_path / "p.svg").read_text().startswith("<svg")
+    assert "http" not in (tmp_path / "p.html").read_text().replace("http://www.w3.org/2000/svg", "")
+    code, out, _ = run(capsys, "inspect", sample.BUNDLE, "--json", "--no-times")
+    assert json.loads(out)["blocks"][1]["flops"] == 5323776
+    assert run(capsys, "inspect", sample.BUNDLE, "--size", "seq=3")[0] == 2
+
+
 MODEL = """
 import torch
 def build():

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from offramp.runtime import BundleError, InputError
-from offramp.runtime.files import inside, new_folder, seal, unseal, write_atomically
+from offramp.runtime.files import check_new_folder, inside, new_folder, seal, unseal, write_atomically
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -24,20 +24,20 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     target = tmp_path / "out"
 
     def fail_halfway():
-        with new_folder(target) as folder:
+        with new_folder(target, marker="a") as folder:
             (folder / "a").write_text("half")
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail_halfway()
     assert list(tmp_path.iterdir()) == []
-    with new_folder(target) as folder:
+    with new_folder(target, marker="a") as folder:
         (folder / "a").write_text("whole")
         assert not target.exists()
     assert (target / "a").read_text() == "whole"
-    with pytest.raises(InputError, match="already exists"), new_folder(target):
+    with pytest.raises(InputError, match="already exists"), new_folder(target, marker="a"):
         pass
-    with new_folder(target, replace=True) as folder:
+    with new_folder(target, marker="a", replace=True) as folder:
         (folder / "b").write_text("new")
     assert [p.name for p in target.iterdir()] == ["b"]
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
@@ -46,7 +46,7 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
 def test_a_process_killed_while_it_writes_leaves_the_old_folder(tmp_path):
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom offramp.runtime.files import new_folder\n"
-        "with new_folder(Path(sys.argv[1]), replace=True) as f:\n"
+        "with new_folder(Path(sys.argv[1]), marker='a', replace=True) as f:\n"
         "    (f / 'a').write_text('new'); print('ready', flush=True); time.sleep(60)\n"
     )
     target = tmp_path / "out"
@@ -57,6 +57,40 @@ def test_a_process_killed_while_it_writes_leaves_the_old_folder(tmp_path):
         process.stdout.readline()
         process.send_signal(signal.SIGKILL)
     assert (target / "a").read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 2, "what it had begun lies beside"
+    with new_folder(target, marker="a", replace=True) as folder:
+        (folder / "a").write_text("next")
+    assert [p.name for p in tmp_path.iterdir()] == ["out"], "and is gone after the next run"
+
+
+def test_a_folder_moved_aside_by_a_killed_process_is_put_back(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    (tmp_path / f".out.{process.pid}-0123abcd.old").mkdir()
+    (tmp_path / f".out.{process.pid}-0123abcd.old" / "a").write_text("old")
+
+    def fail():
+        with new_folder(tmp_path / "out", marker="a"):
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert (tmp_path / "out" / "a").read_text() == "old"
+
+
+def test_overwriting_replaces_only_a_folder_of_the_same_kind_and_never_the_source(tmp_path):
+    precious, same = tmp_path / "home", tmp_path / "same"
+    precious.mkdir()
+    same.mkdir()
+    (precious / "thesis.txt").write_text("years")
+    (same / "records.json").write_text("{}")
+    with pytest.raises(InputError, match=r"home has no records\.json"):
+        check_new_folder(precious, marker="records.json", replace=True)
+    with pytest.raises(InputError, match="is what is being read"):
+        check_new_folder(same, marker="records.json", replace=True, keep=same)
+    assert (precious / "thesis.txt").read_text() == "years"
+    with new_folder(same, marker="records.json", replace=True):
+        pass
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "", "a\\..\\x", "."])

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import socket
 import zlib
 
 import pytest
@@ -89,3 +90,22 @@ def test_a_small_body_that_unpacks_past_the_limit_is_413(small):
     assert len(bomb) < 1000
     assert post(small, bomb, Content_Encoding="gzip").status_code == 413
     assert post(small, gzip.compress(GOOD + b" " * 900), Content_Encoding="gzip").status_code == 200
+
+
+def connect(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def test_a_body_announced_far_too_large_is_refused_before_it_is_sent(rows, serve):
+    with serve(rows, max_body_bytes=1000) as server, connect(server) as raw:
+        raw.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000000\r\n\r\n")
+        assert raw.recv(4096).startswith(b"HTTP/1.1 413")
+
+
+def test_a_body_that_never_arrives_is_503_when_the_time_is_up(rows, serve):
+    with serve(rows, timeout=0.3) as server, connect(server) as raw:
+        raw.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        answer = raw.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"didn't arrive within 0.3 seconds" in answer

@@ -1,0 +1,53 @@
+"""offramp repack"""
+
+import argparse
+from pathlib import Path
+
+from offramp.runtime.cascade import Cascade
+from offramp.runtime.cli.options import add_runtime, add_sizes, sizes_of
+from offramp.runtime.errors import InputError
+from offramp.runtime.jobs.repack import choose_exits, describe, graphs_to_time, repack
+from offramp.runtime.jobs.timing import time_graphs
+from offramp.runtime.records import read_index, read_records
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", type=Path)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--exits", type=_exits, help="exits to keep, such as 1,3,5; the last one always stays")
+    which.add_argument(
+        "--auto", action="store_true", help="keep the exits that pay, by times measured here and --records"
+    )
+    parser.add_argument("--records", type=Path, help="records of this bundle: how many rows leave where")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the new bundle; it appears when it's whole")
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    add_sizes(parser)
+    add_runtime(parser)
+
+
+def _exits(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers, such as 1,3,5") from None
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.auto and args.records is None:
+        raise InputError("--records is missing: --auto weighs exits by how many recorded rows leave there.")
+    records, exits = None, args.exits
+    with Cascade.load(args.bundle, args.device, threads=args.threads) as cascade:
+        if args.records is not None:
+            if read_index(args.records).manifest != cascade.manifest.digest:
+                raise InputError(f"{args.records}: recorded from another bundle than {args.bundle}. Record again.")
+            records = read_records(args.records)
+        if args.auto and records is not None:
+            timings = time_graphs(
+                cascade, graphs_to_time(cascade.manifest), sizes_of(args, cascade.manifest), rows=(1, 32)
+            )
+            choices = choose_exits(cascade.manifest, cascade.calibration.points, records, timings)
+            print(describe(choices))
+            exits = choices[0].exits
+    repack(args.bundle, args.out, exits, records=records, overwrite=args.overwrite)
+    print(f"{args.out}: kept the exits {', '.join(map(str, exits))} of {len(cascade.manifest.exits)}")
+    return 0
