@@ -82,7 +82,8 @@ def page(found: Inspection) -> str:
         "max-width:60rem;margin:2rem auto;padding:0 1rem}table{border-collapse:collapse;margin:1rem 0}"
         "td,th{padding:.25rem .8rem;text-align:right;border-bottom:1px solid #8884}td:first-child,th:first-child"
         "{text-align:left}svg{max-width:100%}</style>"
-        f"<h1>{escape(head)}</h1><p>At {escape(sizes)}; the fill is a block's FLOPs against the largest's.</p>{svg(found)}"
+        f"<h1>{escape(head)}</h1><p>At {escape(sizes)}; the fill is a block's FLOPs against the largest's.</p>"
+        f"{svg(found)}"
         f"<h2>Carried tensors</h2>{_table(_CARRIED, _carried(found))}"
         f"<h2>Merged graphs</h2>{_table(_SEGMENTS, _segments(found))}</html>\n"
     )
