@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
-from offramp.runtime.arrays import Array, Floats, Ints, for_each_block, matrix, row_blocks
+from offramp.runtime.arrays import SCAN_VALUES, Array, Floats, Ints, for_each_block, matrix, row_blocks
 from offramp.runtime.arrays import labels as check_labels
 from offramp.runtime.errors import InputError
 
@@ -35,7 +35,7 @@ def top_label(logits: ArrayLike) -> Ints:
     def work(rows: slice) -> None:
         label[rows] = _argmax(z[rows])
 
-    for_each_block(work, *z.shape)
+    for_each_block(work, len(z), z.shape[1], SCAN_VALUES)
     return label
 
 

@@ -223,6 +223,6 @@ def refuse_nan_rows(z: Array) -> None:
 
     if not len(z):
         return
-    found = np.concatenate(arrays.for_each_block(work, *z.shape))
+    found = np.concatenate(arrays.for_each_block(work, len(z), z.shape[1], arrays.SCAN_VALUES))
     if len(found):
         raise InputError(f"logits: NaN in {arrays.describe_rows(found)}.")

@@ -75,7 +75,7 @@ def classified(probabilities: ArrayLike, labels: ArrayLike, weights: ArrayLike |
         predicted[rows] = best
         confidence[rows] = block[np.arange(len(block)), best]
 
-    arrays.for_each_block(work, *p.shape)
+    arrays.for_each_block(work, len(p), p.shape[1], arrays.SCAN_VALUES)
     arrays.refuse_nan(np.isnan(confidence), "probabilities")
     confidence = _in_range(confidence)
     keep = truth >= 0
