@@ -232,8 +232,8 @@ def real_rows(
         }
         found.append(row)
         print(
-            f"  batch {size:<4} promised {promised:.2f}x  realised {speed_up}x  ratio {row['realised / promised']:.3f}  "
-            f"sum of blocks / cascade {row['blocks / cascade']:.3f}",
+            f"  batch {size:<4} promised {promised:.2f}x  realised {speed_up}x  "
+            f"ratio {row['realised / promised']:.3f}  sum of blocks / cascade {row['blocks / cascade']:.3f}",
             flush=True,
         )
     return [{"accuracy_full": accuracy[0], "accuracy_exits": accuracy[1]}, *found]

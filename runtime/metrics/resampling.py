@@ -50,15 +50,16 @@ class Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """first − second on the same resamples, with a percentile interval.
+    """first − second on the same resamples, with a percentile interval. Arrays for metrics that return
+    arrays.
 
     p_value: two-sided, twice the share of differences on the less populated side of 0, at least 1/(R + 1).
     """
 
-    difference: float
-    low: float
-    high: float
-    p_value: float
+    difference: Any
+    low: Any
+    high: Any
+    p_value: Any
     confidence: float
     replicates: Floats
 
@@ -170,17 +171,17 @@ def compare(
     a = [np.asarray(array) for array in (*first, *shared)]
     b = [np.asarray(array) for array in (*second, *shared)]
     rows = _rows([*a, *b], axis)
-    difference = float(metric(*a, **options)) - float(metric(*b, **options))
-    nan = float("nan")
+    difference = np.asarray(metric(*a, **options)) - np.asarray(metric(*b, **options))
     if not rows:
-        return Comparison(nan, nan, nan, nan, confidence, np.full(replicates, nan))
+        nan = np.full(difference.shape, np.nan)[()]
+        return Comparison(nan, nan, nan, nan, confidence, np.full((replicates, *difference.shape), np.nan))
     on_first = _draws(metric, a, replicates, seed, axis, options)
     drawn = on_first - _draws(metric, b, replicates, seed, axis, options)
     low, high = _percentiles(drawn, confidence)
-    known = drawn[~np.isnan(drawn)]
-    smaller = min((known <= 0).sum(), (known >= 0).sum())
-    p_value = min(1.0, 2 * (smaller + 1) / (len(known) + 1)) if len(known) else nan
-    return Comparison(difference, float(low), float(high), float(p_value), confidence, drawn)
+    known = (~np.isnan(drawn)).sum(axis=0)
+    smaller = np.minimum((drawn <= 0).sum(axis=0), (drawn >= 0).sum(axis=0))
+    p_value = np.where(known > 0, np.minimum(1.0, 2 * (smaller + 1) / (known + 1)), np.nan)[()]
+    return Comparison(difference[()], low, high, p_value, confidence, drawn)
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,17 @@ def test_a_paired_comparison_sees_what_two_separate_intervals_do_not(data):
     assert (same.difference, same.p_value) == (0.0, 1.0)
 
 
+def test_metrics_of_several_values_are_compared_value_by_value():
+    random = np.random.default_rng(6)
+    s = random.normal(size=(2, 3, 300))
+    right = s[0] + random.normal(size=(3, 300)) > 0
+    found = metrics.compare(metrics.eefp, [s[0]], [s[1]], right, replicates=100)
+    assert found.difference.shape == found.p_value.shape == (3,)
+    assert found.low[0] > 0
+    assert found.p_value[0] < 0.05
+    assert np.isnan(found.p_value[2])
+
+
 def test_a_clear_winner_has_a_small_p_value(data):
     p, y, _, _ = data
     ruined = np.full_like(p, 0.2)
