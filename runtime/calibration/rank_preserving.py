@@ -92,7 +92,9 @@ class RankPreservingIsotonic(TopOne):
         level = MonotoneLine(self.points_, self.levels_)(s)
         missing = EPSILON * scores.sigmoid(-s) + (1 - EPSILON) * (1 - level)
         right = EPSILON * scores.sigmoid(s) + (1 - EPSILON) * level
-        # Where g is flat, ε·(1 − c) drowns in 1 − g beyond s ≈ 30. A slope of at most 1/1000 that dies out
-        # keeps float32 neighbours apart there and moves 1 − ĉ by less than 9% even at the largest float.
-        apart = np.log1p(np.maximum(s - 20.0, 0.0)) - np.log1p(np.maximum(-s - 20.0, 0.0))
-        return np.asarray(np.log(right) - np.log(missing) + 1e-3 * apart)
+        # Where g is flat, ε·c is all that tells rows apart, and drowns in float64 as c nears 0 or 1. A slope
+        # of 1e-4, dying out beyond 100, keeps neighbours apart there: less than 0.01 in log-odds up to s =
+        # 100, less than 0.1 at the largest float.
+        far = np.abs(s) - 8.0
+        apart = np.clip(far, 0.0, 92.0) + 10.0 * np.log1p(np.maximum(far - 92.0, 0.0) / 10.0)
+        return np.asarray(np.log(right) - np.log(missing) + 1e-4 * np.sign(s) * apart)

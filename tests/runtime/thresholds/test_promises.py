@@ -12,7 +12,7 @@ RISK = 0.1
 
 
 def selective_draw(random, n):
-    """Scores in (0, 1) with P(wrong | score u) = 0.3·(1 − u)^2, so the risk of {u ≥ v} is 0.1·(1 − v)^2."""
+    """Scores in (0, 1) with P(wrong | score u) = 0.6·(1 − u)²."""
     u = random.random(n)
     return u, random.random(n) < 0.6 * (1 - u) ** 2
 
