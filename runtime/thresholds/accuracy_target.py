@@ -16,8 +16,8 @@ from offramp.runtime.thresholds.exit_share import (
 )
 
 INF = float("inf")
-# Three exits are searched exhaustively (rows² pairs) up to this many rows.
-EXACT_ROWS = 20_000
+# Three exits are searched exhaustively up to this many rows: rows² pairs at worst, by branch and bound.
+EXACT_ROWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def accuracy_target(
     """The cheapest thresholds with accuracy drop ≤ `drop`, by a margin of `standard_errors` of its own error.
 
     scores, correct: (J, N). flops: (J,) or (J, N) cumulative cost. drop ≥ 0, of the last exit's accuracy on
-    the same rows. Up to three exits (and 20,000 rows for three) every threshold is tried. Beyond, coordinate
+    the same rows. Up to three exits (and 10,000 rows for three) every threshold is tried. Beyond, coordinate
     descent: each step tries every threshold of one exit with the others fixed, for `steps` prices of
     accuracy from several starts, then within the target; the frontier of all it met is kept.
     """
@@ -188,21 +188,41 @@ def _every_pair(problem: _Problem) -> Iterator[tuple[float, ...]]:
     if exits == 2:
         yield from _line_points(problem, np.array([INF, -INF]), 0)
         return
-    first = np.append(INF, np.unique(problem.scores[0].astype(np.float64))[::-1])
+    first, cost_floor, loss_floor = _floors(problem)
+    for k in np.unique(np.linspace(0, len(first) - 1, 64).astype(np.int64)):
+        yield from _line_points(problem, np.array([first[k], INF, -INF]), 1)
     best, best_bars = INF, None
-    every = max(1, len(first) // 64)
-    for i, bar in enumerate(first):
-        bars = np.array([bar, INF, -INF])
-        at, cost, total, squares = problem.line(bars, 1)
+    possible = np.flatnonzero(loss_floor <= (problem.target + 1e-12) * problem.scores.shape[1])
+    for k in possible[np.argsort(cost_floor[possible], kind="stable")]:
+        if cost_floor[k] >= best:
+            break
+        at, cost, total, squares = problem.line(np.array([first[k], INF, -INF]), 1)
         allowed = np.flatnonzero(problem.allowed(total, squares))
         if len(allowed):
-            k = allowed[cost[allowed].argmin()]
-            if cost[k] < best:
-                best, best_bars = float(cost[k]), (float(bar), float(at[k]), -INF)
-        if i % every == 0:
-            yield from _line_points(problem, bars, 1)
+            m = allowed[cost[allowed].argmin()]
+            if cost[m] < best:
+                best, best_bars = float(cost[m]), (float(first[k]), float(at[m]), -INF)
     if best_bars is not None:
         yield best_bars
+
+
+def _floors(problem: _Problem) -> tuple[Floats, Floats, Floats]:
+    """Each threshold of the first of three exits, with the least total cost and loss that any second one
+    gives.
+
+    At best the rows that go on all leave at the second exit, and lose only where that gains.
+    """
+    s = problem.scores[0, problem.orders[0]].astype(np.float64)
+    ends = np.flatnonzero(np.append(s[1:] != s[:-1], True))
+
+    def floor(now: Floats, later: Floats) -> Floats:
+        return float(later.sum()) + np.append(0.0, np.cumsum((now - later)[problem.orders[0]])[ends])
+
+    return (
+        np.append(INF, s[ends]),
+        floor(problem.cost[0], problem.cost[1]),
+        floor(problem.loss[0], np.minimum(problem.loss[1], 0.0)),
+    )
 
 
 def _descend(problem: _Problem, steps: int) -> Iterator[tuple[float, ...]]:
