@@ -9,6 +9,7 @@ from offramp.runtime.arrays import Array, Floats, Ints
 from offramp.runtime.calibration.protocol import Calibrator, Given
 from offramp.runtime.calibration.registry import register
 from offramp.runtime.calibration.temperature import fit_inverse_temperature
+from offramp.runtime.errors import InputError
 
 INPUTS = 10
 HIDDEN = 5
@@ -33,6 +34,8 @@ class ParametricTemperature(Calibrator):
 
     Tomani et al. 2022. T starts as the NLL temperature for every row and is never moved further than a factor
     e^5; L-BFGS on the whole set from a seeded start, so that a fit is repeatable.
+    ridge: weight decay. Without it 3,000 rows of CLINC150 were overfitted: held-out NLL infinite at the
+    first exit, 0.2103 at 1e-3 (one temperature: 0.2098).
     parameters_: the network's weights in one vector; temperature_: the common T; shift_, spread_: (10,)
     inputs.
     """
@@ -44,11 +47,13 @@ class ParametricTemperature(Calibrator):
     shift_: Floats
     spread_: Floats
 
-    def __init__(self, seed: int = 0, iterations: int = 200) -> None:
-        self.seed, self.iterations = int(seed), int(iterations)
+    def __init__(self, seed: int = 0, iterations: int = 200, ridge: float = 1e-3) -> None:
+        if not ridge >= 0:
+            raise InputError(f"parametric_temperature: expected ridge ≥ 0, got {ridge!r}.")
+        self.seed, self.iterations, self.ridge = int(seed), int(iterations), float(ridge)
 
     def options(self) -> dict[str, Any]:
-        return {"seed": self.seed, "iterations": self.iterations}
+        return {"seed": self.seed, "iterations": self.iterations, "ridge": self.ridge}
 
     def _fit(self, z: Array, y: Ints, aux: Mapping[str, Any], w: Floats | None) -> None:
         from scipy.optimize import minimize
@@ -75,7 +80,8 @@ class ParametricTemperature(Calibrator):
         def loss(theta: Floats) -> tuple[float, Floats]:
             first, second, bend = _forward(inputs, theta)
             value, to_beta = _brier_and_slope(z, y, beta * np.exp(bend), share)
-            return value, _backward(inputs, theta, first, second, to_beta * beta * np.exp(bend), bend)
+            slope = _backward(inputs, theta, first, second, to_beta * beta * np.exp(bend), bend)
+            return value + self.ridge / 2 * float(theta @ theta), slope + self.ridge * theta
 
         self.parameters_ = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": self.iterations}).x
 
