@@ -2,20 +2,23 @@
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from offramp.export import graph as graphs
 from offramp.export.dims import Cost
 from offramp.export.emit import BlockWriter, block_interface, dimensions, numpy_name
 from offramp.export.flops import flops
+from offramp.export.fuse import fuse
 from offramp.export.outputs import PER_EXIT, Outputs
 from offramp.export.partition import BlockPlan, Partition, Plan
 from offramp.export.probe import Probe, batch_axis, element_bytes, make_inputs, resize
-from offramp.export.verify import Verification, rows_are_independent, verify
+from offramp.export.verify import Verification, onnx_reference, rows_are_independent, verify
 from offramp.export.weights import WEIGHTS, WeightFile
 from offramp.runtime.bundle import DTYPES, MANIFEST, SCHEMA, encode_number, is_axis, read_bundle
 from offramp.runtime.errors import ExportError
@@ -62,68 +65,117 @@ def export_bundle(
     say = progress or (lambda _: None)
     folder = Path(path)
     check_new_folder(folder, marker=MANIFEST, replace=overwrite)
-    reference: Callable[[dict[str, np.ndarray[Any, Any]]], dict[str, list[np.ndarray[Any, Any]]]] | None
     if isinstance(model, str | Path):
-        source = Path(model)
-        onnx_model = graphs.read_onnx(source)
-        outputs = _onnx_outputs(onnx_model.graph, exits, auxiliary)
-        graph = graphs.prepare(onnx_model, outputs, _clean_axes(dynamic_axes) if dynamic_axes else None)
-        example = _onnx_example(graph, example_inputs)
-        reference, names, title = None, list(exits or outputs.logits), source.stem
+        source = _from_onnx(Path(model), example_inputs, dynamic_axes, exits, auxiliary)
     else:
-        from offramp.export import trace
-
-        tensors = trace.name_inputs(model, example_inputs)
-        axes = trace.check_axes(tensors, dynamic_axes)
-        example = {k: np.ascontiguousarray(v.detach().cpu().numpy()) for k, v in tensors.items()}
-        distinct = _distinct_sizes(example, axes)
-        shapes = {k: [axes[k].get(i, int(d)) for i, d in enumerate(v.shape)] for k, v in example.items()}
         say("tracing the model")
-        import torch
-
-        onnx_model, outputs = trace.trace(
-            model, {k: torch.from_numpy(v) for k, v in resize(example, shapes, distinct).items()}, axes
-        )
-        graph = graphs.prepare(onnx_model, outputs, axes)
-        reference = lambda inputs: trace.run_torch(model, inputs)  # noqa: E731
-        names = list(exits) if exits else [f"exit_{j}" for j in range(len(outputs.logits))]
-        title = type(model).__name__
-    _check_names(graph, names)
+        source = _from_torch(model, example_inputs, dynamic_axes, exits)
+    about = {
+        "schema": SCHEMA,
+        "name": name or source.title,
+        "version": version,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "producer": f"offramp {metadata.version('offramp')}",
+        "preprocess": dict(preprocess) if preprocess else None,
+    }
+    fused = fuse(source.model)
     with new_folder(folder, marker=MANIFEST, replace=overwrite) as temporary:
-        store = WeightFile(temporary, graph.weights)
-        say("looking at shapes")
-        probe = Probe(graph, store, temporary, example)
-        count = _classes(graph, probe, classes)
-        labels = list(classes) if classes is not None else [str(k) for k in range(count)]
-        say("cutting it into blocks")
-        independent, mixed = rows_are_independent(probe, reference)
-        partition, plan = _cut(graph, probe, independent)
-        document = _write_graphs(graph, probe, partition, plan, store, temporary)
-        document = {
-            "schema": SCHEMA,
-            "name": name or title,
-            "version": version,
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "producer": f"offramp {metadata.version('offramp')}",
-            "classes": labels,
-            **document,
-            "preprocess": dict(preprocess) if preprocess else None,
-        }
-        for exit_, exit_name in zip(document["exits"], names, strict=True):
-            exit_["name"] = exit_name
-        document["files"] = {
-            file.name: {"sha256": sha256_of_file(file), "bytes": file.stat().st_size}
-            for file in sorted(temporary.iterdir())
-        }
-        say("verifying the cascade against the model")
-        document["rows_independent"] = independent
-        (temporary / MANIFEST).write_bytes(seal(document))
-        result = verify(temporary, probe, reference)
-        result.summary["batch_difference"] = mixed
-        _record(document, result)
-        (temporary / MANIFEST).write_bytes(seal(document))
-        read_bundle(temporary)
+        if fused is not None:
+            try:
+                _build(temporary, fused, source, about, classes, say)
+                return folder
+            except ExportError as error:
+                say(f"without fused operations, since with them: {error}")
+                for file in temporary.iterdir():
+                    file.unlink()
+        _build(temporary, source.model, source, about, classes, say)
     return folder
+
+
+Reference = Callable[[dict[str, np.ndarray[Any, Any]]], dict[str, list[np.ndarray[Any, Any]]]]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A model before it is cut: its graph, what its outputs are, and how to ask the original."""
+
+    model: ir.Model
+    outputs: Outputs
+    axes: Mapping[str, Mapping[int, str]] | None
+    example: Any
+    reference: Reference
+    against: str
+    names: list[str]
+    title: str
+
+
+def _from_onnx(
+    path: Path,
+    example: Any,
+    axes: Mapping[str, Mapping[int, str]] | None,
+    exits: Sequence[str] | None,
+    auxiliary: Mapping[str, Sequence[str]] | None,
+) -> _Source:
+    model = graphs.read_onnx(path)
+    outputs = _onnx_outputs(model.graph, exits, auxiliary)
+    named = {k: {int(i): str(v) for i, v in a.items()} for k, a in axes.items()} if axes else None
+    return _Source(
+        model, outputs, named, example, onnx_reference(path, outputs), "onnx", list(exits or outputs.logits), path.stem
+    )
+
+
+def _from_torch(
+    model: Any, example: Any, axes: Mapping[str, Mapping[int, str]] | None, exits: Sequence[str] | None
+) -> _Source:
+    import torch
+    from offramp.export import trace
+
+    tensors = trace.name_inputs(model, example)
+    named = trace.check_axes(tensors, axes)
+    arrays = {k: np.ascontiguousarray(v.detach().cpu().numpy()) for k, v in tensors.items()}
+    shapes = {k: [named[k].get(i, int(d)) for i, d in enumerate(v.shape)] for k, v in arrays.items()}
+    traced = resize(arrays, shapes, _distinct_sizes(arrays, named))
+    graph, outputs = trace.trace(model, {k: torch.from_numpy(v) for k, v in traced.items()}, named)
+    names = list(exits) if exits else [f"exit_{j}" for j in range(len(outputs.logits))]
+    return _Source(
+        graph, outputs, named, arrays, lambda x: trace.run_torch(model, x), "torch", names, type(model).__name__
+    )
+
+
+def _build(
+    folder: Path,
+    model: ir.Model,
+    source: _Source,
+    about: Mapping[str, Any],
+    classes: Sequence[str] | None,
+    say: Progress,
+) -> None:
+    """Cut the model and write it into `folder` as a verified bundle."""
+    graph = graphs.prepare(model, source.outputs, source.axes)
+    _check_names(graph, source.names)
+    store = WeightFile(folder, graph.weights)
+    say("looking at shapes")
+    example = source.example if source.against == "torch" else _onnx_example(graph, source.example)
+    probe = Probe(graph, store, folder, example)
+    count = _classes(graph, probe, classes)
+    say("cutting it into blocks")
+    independent, mixed = rows_are_independent(probe, source.reference)
+    partition, plan = _cut(graph, probe, independent)
+    labels = list(classes) if classes is not None else [str(k) for k in range(count)]
+    document = {**about, "classes": labels, **_write_graphs(graph, probe, partition, plan, store, folder)}
+    for exit_, name in zip(document["exits"], source.names, strict=True):
+        exit_["name"] = name
+    document["files"] = {
+        file.name: {"sha256": sha256_of_file(file), "bytes": file.stat().st_size} for file in sorted(folder.iterdir())
+    }
+    document["rows_independent"] = independent
+    (folder / MANIFEST).write_bytes(seal(document))
+    say("verifying the cascade against the model")
+    result = verify(folder, probe, source.reference)
+    result.summary.update(against=source.against, batch_difference=mixed)
+    _record(document, result)
+    (folder / MANIFEST).write_bytes(seal(document))
+    read_bundle(folder)
 
 
 def _cut(graph: graphs.ModelGraph, probe: Probe, independent: bool) -> tuple[Partition, Plan]:
@@ -142,10 +194,6 @@ def _cut(graph: graphs.ModelGraph, probe: Probe, independent: bool) -> tuple[Par
         if not wrong:
             return partition, plan
         banned |= wrong
-
-
-def _clean_axes(axes: Mapping[str, Mapping[int, str]]) -> dict[str, dict[int, str]]:
-    return {name: {int(k): str(v) for k, v in named.items()} for name, named in axes.items()}
 
 
 def _onnx_outputs(graph: Any, exits: Sequence[str] | None, auxiliary: Mapping[str, Sequence[str]] | None) -> Outputs:

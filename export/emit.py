@@ -55,7 +55,7 @@ class BlockWriter:
         value_outputs = [self._value(name) for name in outputs]
         if gate is not None:
             logits, label, score, classes = gate
-            extra, more = gate_nodes(logits, self._graph.dtypes[logits].value, label, score)
+            extra, more = gate_nodes(logits, self._graph.dtypes[logits].value, classes, label, score)
             nodes += extra
             constants |= {c.name: c for c in more}
             value_inputs += gate_inputs(classes)

@@ -1,6 +1,6 @@
 """What operations cost, as formulas: FLOPs as torch's FlopCounterMode counts them (matmul, conv, attention)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 
 import onnx
@@ -14,14 +14,20 @@ def flops(ops: Iterable[Op], shapes: Shapes) -> Cost:
     """FLOPs of the operations: two for each multiply-add of a contraction, none for the rest."""
     total = Cost()
     for op in ops:
-        count = _COUNTERS.get(op.proto.op_type)
+        count = _counter(op)
         if count is not None:
             count(op.proto, shapes, total)
     return total
 
 
 def is_contraction(op: Op) -> bool:
-    return op.proto.op_type in _COUNTERS
+    return _counter(op) is not None
+
+
+def _counter(op: Op) -> Callable[[onnx.NodeProto, Shapes, Cost], None] | None:
+    if op.proto.domain == "com.microsoft" and op.proto.op_type == "Attention":
+        return _packed_attention
+    return _COUNTERS.get(op.proto.op_type)
 
 
 def attribute(node: onnx.NodeProto, name: str, default: int) -> int:
@@ -76,6 +82,14 @@ def _attention(node: onnx.NodeProto, shapes: Shapes, total: Cost) -> None:
         total.add(4, *query, key[2])
     else:
         total.add(4, *query, key[1])
+
+
+def _packed_attention(node: onnx.NodeProto, shapes: Shapes, total: Cost) -> None:
+    """ONNX Runtime's Attention: (batch, length, width) times (width, 3 * hidden), then attention over the length."""
+    data, weight, out = (shapes.get(name) for name in (node.input[0], node.input[1], node.output[0]))
+    if data and weight and out is not None:
+        total.add(2, *data, weight[1])
+        total.add(4, *out, data[1])
 
 
 def _recurrent(node: onnx.NodeProto, shapes: Shapes, total: Cost) -> None:

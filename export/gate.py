@@ -21,31 +21,34 @@ def gate_inputs(classes: int) -> list[onnx.ValueInfoProto]:
     return [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [classes]) for name in GATE_INPUTS]
 
 
-def gate_nodes(logits: str, dtype: int, label: str, score: str) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+def gate_nodes(
+    logits: str, dtype: int, classes: int, label: str, score: str
+) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
     """Nodes and constants from `logits` (batch, C) to `label` int64 (batch,) and `score` float32 (batch,)."""
     scale, bias, inv_temperature = GATE_INPUTS
     prefix = f"{score}."
     nodes: list[onnx.NodeProto] = []
+    constants: list[onnx.TensorProto] = []
 
     def node(kind: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         output = output or f"{prefix}{kind.lower()}_{len(nodes)}"
         nodes.append(helper.make_node(kind, list(inputs), [output], **attributes))
         return output
 
-    constants = [
-        numpy_helper.from_array(np.array(-_LIMIT, np.float32), prefix + "low"),
-        numpy_helper.from_array(np.array(_LIMIT, np.float32), prefix + "high"),
-        numpy_helper.from_array(np.array([1], np.int64), prefix + "axis"),
-    ]
-    low, high, axis = (c.name for c in constants)
+    def constant(name: str, value: Any, kind: type[np.generic]) -> str:
+        constants.append(numpy_helper.from_array(np.array(value, kind), prefix + name))
+        return prefix + name
+
+    low, high = constant("low", -_LIMIT, np.float32), constant("high", _LIMIT, np.float32)
+    axis, nothing = constant("axis", [1], np.int64), constant("nothing", -np.inf, np.float32)
     raw = logits if dtype == onnx.TensorProto.FLOAT else node("Cast", logits, to=onnx.TensorProto.FLOAT)
     z = node("Clip", node("Add", node("Mul", raw, scale), bias), low, high)
     top = node("ArgMax", z, axis=1, keepdims=1)
     temperature = node("Gather", inv_temperature, top)
-    hole = node("ConstantOfShape", node("Shape", top), value=numpy_helper.from_array(np.array([-np.inf], np.float32)))
-    rest = node("ScatterElements", z, top, hole, axis=1)
-    # A sole class has no rest: its maximum is then the clipping limit, and the score saturates.
-    runner_up = node("Max", node("ReduceMax", rest, axis, keepdims=1), low)
+    rest = node("Where", node("Equal", constant("classes", range(classes), np.int64), top), nothing, z)
+    runner_up = node("ReduceMax", rest, axis, keepdims=1)
+    if classes == 1:  # a sole class has no rest: with the clipping limit for its maximum the score saturates
+        runner_up = node("Max", runner_up, low)
     lead = node("Mul", node("Sub", node("ReduceMax", z, axis, keepdims=1), runner_up), temperature)
     crowd = node("ReduceLogSumExp", node("Mul", node("Sub", rest, runner_up), temperature), axis, keepdims=1)
     node("Squeeze", node("Clip", node("Sub", lead, crowd), low, high), axis, output=score)

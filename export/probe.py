@@ -121,11 +121,6 @@ class Probe:
     def inputs(self, sizes: Mapping[str, int]) -> Inputs:
         return resize(self._example, self._given, sizes)
 
-    def outputs(self, inputs: Inputs) -> dict[str, np.ndarray[Any, Any]]:
-        """The model's outputs, by ONNX Runtime with its optimisations off."""
-        names = self.graph.outputs.names
-        return dict(zip(names, self._session.run(names, inputs), strict=True))
-
     def _shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         inputs = self.inputs(sizes)
         values = self._session.run([_PREFIX + n for n in self._watched], inputs)

@@ -13,7 +13,7 @@ from offramp.runtime.gate import Gate, State
 from offramp.runtime.inputs import Arrays
 from offramp.runtime.predictions import Predictions
 from offramp.runtime.stages import Stage, plan, row_bytes
-from offramp.runtime.survivors import GONE, Ids, Survivors, gathering_pays
+from offramp.runtime.survivors import GONE, Ids, Survivors, gather, gathering_pays
 
 RunGraph = Callable[[Block | Segment, Mapping[str, Any], Sequence[str]], Arrays]
 """Runs one graph of a bundle on the state in front of it; gives the outputs asked for, by name."""
@@ -105,9 +105,7 @@ class Run:
         self._route, self._gate, self._run_graph, self._fetch = route, route.gate, run_graph, fetch
         self._costs = route.costs(sizes)
         self._limit = batch_rows if manifest.rows_independent else 1
-        self._queues = [Survivors(stage.waits) for stage in route.stages]
-        if rows:
-            self._queues[0].push(arrays, np.arange(rows))
+        self._arrays, self._rows = arrays, rows
         self._state: State | None = None
         self._ran = [0] * len(route.stages)  # rows, those that rode along included
         self.answer = Predictions(
@@ -135,33 +133,57 @@ class Run:
         return tuple(spent)
 
     def all(self) -> None:
+        if 0 < self._rows <= self._limit:
+            self._straight_through()
+        elif self._rows:
+            self._through_queues()
+
+    def _straight_through(self) -> None:
+        """All rows fit in one batch: it goes from stage to stage, and queues would only cost time."""
+        state, ids = self._arrays, np.arange(self._rows)
+        for k in range(len(self._route.stages)):
+            made, stays, live = self._run_stage(k, state, ids)
+            if not live:
+                return
+            if live == len(ids):
+                state = {**state, **made}
+            elif self._pays(k + 1, live, len(ids) - live):
+                positions = np.flatnonzero(stays)
+                ids = ids[positions]
+                following = self._route.stages[k + 1].waits
+                source = {name: made[name] if name in made else state[name] for name in following}
+                state = {name: gather(source[name], positions, axis) for name, axis in following.items()}
+            else:
+                state, ids = {**state, **made}, np.where(stays, ids, GONE)
+
+    def _through_queues(self) -> None:
+        """More rows than a batch takes: survivors of one batch wait for those of the next."""
+        self._queues = [Survivors(stage.waits) for stage in self._route.stages]
+        self._queues[0].push(self._arrays, np.arange(self._rows))
         while True:
             waiting = [k for k, queue in enumerate(self._queues) if len(queue)]
             if not waiting:
                 return
             ready = [k for k in waiting if len(self._queues[k]) >= self._limit]
             # Full batches deepest first, so that little waits; then the rest from the front, so that it fills up.
-            self._step(ready[-1] if ready else waiting[0])
+            k = ready[-1] if ready else waiting[0]
+            state, ids = self._queues[k].take(self._limit)
+            made, stays, live = self._run_stage(k, state, ids)
+            if live:
+                self._pass_on(k + 1, {**state, **made}, ids, stays, live)
 
-    def _step(self, k: int) -> None:
-        """Run stage k for the rows at the head of its queue, answer those that leave, queue the rest."""
+    def _run_stage(self, k: int, state: Arrays, ids: Ids) -> tuple[Arrays, NDArray[np.bool_], int]:
+        """Run stage k and answer the rows that leave. Returns its outputs, who stays, and how many do."""
         stage, keeps_routing = self._route.stages[k], self._routing is not None
-        arrays, ids = self._queues[k].take(self._limit)
         asked = self._route.outputs(k, logits=self._probabilities is not None, routing=keeps_routing)
-        made = self._run_graph(stage.graph, arrays, asked)
+        made = self._run_graph(stage.graph, state, asked)
         self._ran[k] += len(ids)
         if keeps_routing:
             self._keep_routing(k, made, ids)
         stays = ids != GONE
         if stage.exit is not None:
             stays &= ~self._answer(stage.exit, made, ids, stays)
-        live = int(np.count_nonzero(stays))
-        if k + 1 < len(self._stages) and live:
-            self._pass_on(k + 1, {**arrays, **made}, ids, stays, live)
-
-    @property
-    def _stages(self) -> tuple[Stage, ...]:
-        return self._route.stages
+        return made, stays, int(np.count_nonzero(stays))
 
     def _keep_routing(self, k: int, made: Arrays, ids: Ids) -> None:
         assert self._routing is not None
@@ -217,8 +239,11 @@ class Run:
     def _pass_on(self, k: int, arrays: Arrays, ids: Ids, stays: NDArray[np.bool_], live: int) -> None:
         if live == len(ids):
             self._queues[k].push(arrays, ids)
-        elif gathering_pays(live, len(ids) - live, self._costs.waiting[k], self._costs.stages[k]):
+        elif self._pays(k, live, len(ids) - live):
             positions = np.flatnonzero(stays)
             self._queues[k].push(arrays, ids[positions], positions)
         else:
             self._queues[k].push(arrays, np.where(stays, ids, GONE))
+
+    def _pays(self, k: int, live: int, gone: int) -> bool:
+        return gathering_pays(live, gone, self._costs.waiting[k], self._costs.stages[k])

@@ -23,6 +23,14 @@ def gathering_pays(live: int, gone: int, row_bytes: int, row_flops: int) -> bool
     return gone > 0 and gone * row_flops > live * row_bytes * _FLOPS_PER_COPIED_BYTE
 
 
+def gather(array: NDArray[Any], positions: Ids, axis: int) -> NDArray[Any]:
+    """The rows at ascending positions, copied; consecutive ones along the first axis are a view."""
+    if axis == 0 and _is_run(positions):
+        return array[positions[0] : positions[-1] + 1]
+    # mode="clip" skips numpy's second pass that checks bounds.
+    return np.take(array, positions, axis=axis, mode="clip")
+
+
 @dataclass
 class _Source:
     """Arrays of one earlier block run, and which of their rows wait. positions None: all of them, in order."""

@@ -13,7 +13,7 @@ from onnx import helper
 
 
 def graph(classes: int, dtype: int = onnx.TensorProto.FLOAT) -> onnxruntime.InferenceSession:
-    nodes, constants = gate_nodes("z", dtype, "label", "score")
+    nodes, constants = gate_nodes("z", dtype, classes, "label", "score")
     body = helper.make_graph(
         nodes,
         "gate",
