@@ -42,9 +42,19 @@ class Ratio:
 
 
 def take_turns(
-    variants: Mapping[str, Callable[[], Any]], *, rounds: int, seconds: float = 60.0, warm_up: int = 3, seed: int = 0
+    variants: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int,
+    seconds: float = 60.0,
+    warm_up: int = 3,
+    seed: int = 0,
+    settle: float = 0.01,
 ) -> dict[str, Timing]:
-    """Time every variant once a round, in random order, for `rounds` rounds or until `seconds` are spent."""
+    """Time every variant once a round, in random order, for `rounds` rounds or until `seconds` are spent.
+
+    settle: seconds of sleep before each measurement. ONNX Runtime's default threads spin on after a run;
+    without a pause a spinning variant takes a core away from whichever comes next.
+    """
     order, rng = list(variants), random.Random(seed)
     for _ in range(warm_up):
         for name in order:
@@ -56,6 +66,7 @@ def take_turns(
         rng.shuffle(order)
         for name in order:
             run = variants[name]
+            time.sleep(settle)
             before, busy = time.perf_counter(), time.process_time()
             run()
             cpu[name].append(time.process_time() - busy)

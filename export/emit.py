@@ -120,7 +120,10 @@ class BlockWriter:
             if dim.divisor != 1:
                 term = node("Div", term, constant(dim.divisor))
             parts.append(term)
-        nodes.append(helper.make_node("Concat", parts, [out], axis=0))
+        if len(parts) == 1 and nodes:
+            nodes[-1].output[0] = out
+        else:
+            nodes.append(helper.make_node("Concat", parts, [out], axis=0))
         return nodes
 
     def params(self, ops: Iterable[Op]) -> int:

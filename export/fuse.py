@@ -34,6 +34,7 @@ def fuse(model: ir.Model) -> ir.Model | None:
     finally:
         quiet.setLevel(level)
     passes.RemoveUnusedNodesPass()(copy)
+    _sink_expands(copy.graph)
     _drop_unused_outputs(copy.graph)
     if not any(counts.values()) or [value.name for value in copy.graph.outputs] != names:
         return None
@@ -49,3 +50,36 @@ def _drop_unused_outputs(graph: ir.Graph) -> None:
         for value in node.outputs[1:]:
             if not value.uses() and value not in kept:
                 value.name = ""
+
+
+def _sink_expands(graph: ir.Graph) -> None:
+    """Scale a mask before it is broadcast: Mul(Expand(x), constant) becomes Expand(Mul(x, constant)).
+
+    What crosses a cut is then the small scaled mask, and a block only broadcasts it again.
+    """
+    for node in list(graph):
+        if node.op_type != "Expand" or node.domain or len(node.outputs[0].uses()) != 1:
+            continue
+        use, _ = next(iter(node.outputs[0].uses()))
+        if use.op_type not in ("Mul", "Add", "Sub", "Div") or use.domain or node.outputs[0] in graph.outputs:
+            continue
+        expanded, scaled = node.outputs[0], use.outputs[0]
+        other = next((v for v in use.inputs if v is not expanded), None)
+        if (
+            other is None
+            or other.const_value is None
+            or other.const_value.size != 1
+            or len(other.const_value.shape) > 1
+        ):
+            continue
+        inputs = [node.inputs[0] if v is expanded else v for v in use.inputs]
+        small = ir.node(use.op_type, inputs=inputs)
+        small.outputs[0].name = f"{scaled.name}.small"
+        small.outputs[0].type = scaled.type
+        small.outputs[0].shape = node.inputs[0].shape
+        broad = ir.node("Expand", inputs=[small.outputs[0], node.inputs[1]])
+        broad.outputs[0].name = f"{scaled.name}.broad"
+        broad.outputs[0].type, broad.outputs[0].shape = scaled.type, scaled.shape
+        graph.insert_before(use, [small, broad])
+        ir.convenience.replace_all_uses_with(scaled, broad.outputs[0], replace_graph_outputs=True)
+        graph.remove([use, node], safe=True)

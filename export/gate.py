@@ -1,7 +1,7 @@
 """The exit gate inside a block's graph: logits -> label and log-odds score, as offramp.runtime.scores defines them.
 
     z' = scale * z + bias,  y = argmax z' (lowest index on a tie)
-    score = t * (z'_y - m) - log sum_{k != y} exp(t * (z'_k - m)),  m = max_{k != y} z'_k,  t = inv_temperature[y]
+    score = t z'_y - m - log sum_{k != y} exp(t z'_k - m),  t = inv_temperature[y],  m = max_{k != y} t z'_k
 
 Never -log(sum exp - 1), and no softmax: those round to infinity for confident rows. Logits and score are
 clipped to the largest finite float32, so a score is never infinite; a NaN logit gives a NaN score.
@@ -42,15 +42,16 @@ def gate_nodes(
     low, high = constant("low", -_LIMIT, np.float32), constant("high", _LIMIT, np.float32)
     axis, nothing = constant("axis", [1], np.int64), constant("nothing", -np.inf, np.float32)
     raw = logits if dtype == onnx.TensorProto.FLOAT else node("Cast", logits, to=onnx.TensorProto.FLOAT)
-    z = node("Clip", node("Add", node("Mul", raw, scale), bias), low, high)
+    z = node("Add", node("Mul", raw, scale), bias)
     top = node("ArgMax", z, axis=1, keepdims=1)
-    temperature = node("Gather", inv_temperature, top)
-    rest = node("Where", node("Equal", constant("classes", range(classes), np.int64), top), nothing, z)
+    # Scaled before the differences are taken; a temperature of 1, the usual one, rounds nothing.
+    scaled = node("Clip", node("Mul", z, node("Gather", inv_temperature, top)), low, high)
+    rest = node("Where", node("Equal", constant("classes", range(classes), np.int64), top), nothing, scaled)
     runner_up = node("ReduceMax", rest, axis, keepdims=1)
     if classes == 1:  # a sole class has no rest: with the clipping limit for its maximum the score saturates
         runner_up = node("Max", runner_up, low)
-    lead = node("Mul", node("Sub", node("ReduceMax", z, axis, keepdims=1), runner_up), temperature)
-    crowd = node("ReduceLogSumExp", node("Mul", node("Sub", rest, runner_up), temperature), axis, keepdims=1)
+    lead = node("Sub", node("ReduceMax", scaled, axis, keepdims=1), runner_up)
+    crowd = node("ReduceLogSumExp", node("Sub", rest, runner_up), axis, keepdims=1)
     node("Squeeze", node("Clip", node("Sub", lead, crowd), low, high), axis, output=score)
     node("Squeeze", top, axis, output=label)
     return nodes, constants

@@ -198,9 +198,9 @@ class Cascade:
 
     def run_graph(self, graph: Block | Segment, state: Mapping[str, Any], outputs: Sequence[str]) -> Arrays:
         feed = {name: state[name] for name in graph.inputs} | self._gate_inputs
-        session = self._sessions.get(graph.file)
+        run = self._sessions.get(graph.file)
         try:
-            return dict(zip(outputs, session.run(list(outputs), feed), strict=True))
+            return dict(zip(outputs, run(list(outputs), feed), strict=True))
         except Exception as error:  # ONNX Runtime's exceptions have no base of their own
             if "llocat" in str(error) or "CUDA" in str(error):
                 raise

@@ -81,8 +81,11 @@ class Gate:
         log-odds of the calibrated confidence don't reach `abstain_below`; a NaN reaches nothing, so it abstains.
         """
         threshold = self.point.thresholds[exit]
-        # float64 on both sides: a float32 score against a rounded threshold would move ties.
-        leave = (np.asarray(score, np.float64) >= threshold) | (threshold == -math.inf)
+        if threshold == -math.inf:
+            leave = np.ones(len(score), np.bool_)
+        else:
+            # float64 on both sides: a float32 score against a rounded threshold would move ties.
+            leave = np.asarray(score, np.float64) >= threshold
         calibrator = self.calibrators[exit]
         return Decision(
             leave,

@@ -140,21 +140,21 @@ class Run:
 
     def _straight_through(self) -> None:
         """All rows fit in one batch: it goes from stage to stage, and queues would only cost time."""
-        state, ids = self._arrays, np.arange(self._rows)
+        state, ids, riding = self._arrays, np.arange(self._rows), False
         for k in range(len(self._route.stages)):
-            made, stays, live = self._run_stage(k, state, ids)
+            made, stays, live = self._run_stage(k, state, ids, riding)
             if not live:
                 return
-            if live == len(ids):
+            if stays is None:
                 state = {**state, **made}
             elif self._pays(k + 1, live, len(ids) - live):
                 positions = np.flatnonzero(stays)
-                ids = ids[positions]
+                ids, riding = ids[positions], False
                 following = self._route.stages[k + 1].waits
                 source = {name: made[name] if name in made else state[name] for name in following}
                 state = {name: gather(source[name], positions, axis) for name, axis in following.items()}
             else:
-                state, ids = {**state, **made}, np.where(stays, ids, GONE)
+                state, ids, riding = {**state, **made}, np.where(stays, ids, GONE), True
 
     def _through_queues(self) -> None:
         """More rows than a batch takes: survivors of one batch wait for those of the next."""
@@ -168,22 +168,27 @@ class Run:
             # Full batches deepest first, so that little waits; then the rest from the front, so that it fills up.
             k = ready[-1] if ready else waiting[0]
             state, ids = self._queues[k].take(self._limit)
-            made, stays, live = self._run_stage(k, state, ids)
+            made, stays, live = self._run_stage(k, state, ids, bool((ids == GONE).any()))
             if live:
                 self._pass_on(k + 1, {**state, **made}, ids, stays, live)
 
-    def _run_stage(self, k: int, state: Arrays, ids: Ids) -> tuple[Arrays, NDArray[np.bool_], int]:
-        """Run stage k and answer the rows that leave. Returns its outputs, who stays, and how many do."""
+    def _run_stage(self, k: int, state: Arrays, ids: Ids, riding: bool) -> tuple[Arrays, NDArray[np.bool_] | None, int]:
+        """Run stage k and answer the rows that leave. riding: some ids are GONE.
+
+        Returns the stage's outputs, which rows stay (None: all of them), and how many do.
+        """
         stage, keeps_routing = self._route.stages[k], self._routing is not None
         asked = self._route.outputs(k, logits=self._probabilities is not None, routing=keeps_routing)
         made = self._run_graph(stage.graph, state, asked)
         self._ran[k] += len(ids)
         if keeps_routing:
             self._keep_routing(k, made, ids)
-        stays = ids != GONE
+        here = ids != GONE if riding else None
         if stage.exit is not None:
-            stays &= ~self._answer(stage.exit, made, ids, stays)
-        return made, stays, int(np.count_nonzero(stays))
+            leave = self._answer(stage.exit, made, ids, here)
+            if leave is not None:
+                here = ~leave if here is None else here & ~leave
+        return made, here, len(ids) if here is None else int(np.count_nonzero(here))
 
     def _keep_routing(self, k: int, made: Arrays, ids: Ids) -> None:
         assert self._routing is not None
@@ -191,8 +196,8 @@ class Run:
         for name in self._route.routing[k]:
             self._routing[self._route.layer(name), ids[here]] = made[name][here]
 
-    def _answer(self, j: int, made: Arrays, ids: Ids, here: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Ask the gate about exit j and write down the answers of the rows that leave. Returns who does."""
+    def _answer(self, j: int, made: Arrays, ids: Ids, here: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
+        """Ask the gate about exit j and write down the answers of the rows that leave. Returns who does, if any."""
         exit_, answer = self._route.manifest.exits[j], self.answer
         label, score = made[exit_.label], made[exit_.score]
         aux = self._aux(j, exit_, made, ids)
@@ -200,9 +205,9 @@ class Run:
         decision = self._gate.decide(j, label, score, aux, state)
         if decision.state is not None:
             self._remember(decision.state, ids, here)
-        leave = decision.leave & here
+        leave = decision.leave if here is None else decision.leave & here
         if not leave.any():
-            return leave
+            return None
         rows = ids[leave]
         answer.label[rows] = label[leave]
         answer.confidence[rows] = decision.confidence[leave]
@@ -229,15 +234,18 @@ class Run:
         given = {"routing": aux["routing"][:, known]} if "routing" in aux else {}
         self._probabilities[rows[known[leave]]] = self._gate.calibrators[j].apply(logits[known], given)
 
-    def _remember(self, state: State, ids: Ids, here: NDArray[np.bool_]) -> None:
+    def _remember(self, state: State, ids: Ids, here: NDArray[np.bool_] | None) -> None:
         if self._state is None:
             rows = len(self.answer)
             self._state = {name: np.zeros((rows, *v.shape[1:]), v.dtype) for name, v in state.items()}
         for name, values in state.items():
-            self._state[name][ids[here]] = values[here]
+            if here is None:
+                self._state[name][ids] = values
+            else:
+                self._state[name][ids[here]] = values[here]
 
-    def _pass_on(self, k: int, arrays: Arrays, ids: Ids, stays: NDArray[np.bool_], live: int) -> None:
-        if live == len(ids):
+    def _pass_on(self, k: int, arrays: Arrays, ids: Ids, stays: NDArray[np.bool_] | None, live: int) -> None:
+        if stays is None:
             self._queues[k].push(arrays, ids)
         elif self._pays(k, live, len(ids) - live):
             positions = np.flatnonzero(stays)
