@@ -189,8 +189,9 @@ def wait(cascade: Cascade, inputs: Inputs) -> None:
     state: dict[str, Any] = dict(inputs)
     manifest, point = cascade.manifest, cascade.operating_point
     waiting = np.ones(len(inputs["input_ids"]), np.bool_)
+    steps = cascade._route.steps(logits=False, routing=False)
     for k, stage in enumerate(cascade._route.stages):
-        made = cascade.run_graph(stage.graph, state, cascade._route.outputs(k, logits=False, routing=False))
+        made = cascade.run_graph(stage.graph, state, steps[k].outputs)
         state |= made
         assert stage.exit is not None
         waiting &= made[manifest.exits[stage.exit].score] < point.thresholds[stage.exit]
@@ -251,19 +252,19 @@ def sum_of_blocks(cascade: Cascade, work: list[Inputs], repeats: int = 15) -> fl
     import time
 
     calls: list[tuple[Any, dict[str, Any], list[str]]] = []
-    original = Cascade.run_graph
+    original = Cascade._values
 
     def watch(self: Cascade, graph: Any, state: Any, outputs: Any) -> Any:
         feed = {name: state[name] for name in graph.inputs} | self._gate_inputs
         calls.append((self._sessions.get(graph.file), feed, list(outputs)))
         return original(self, graph, state, outputs)
 
-    Cascade.run_graph = watch  # type: ignore[method-assign]
+    Cascade._values = watch  # type: ignore[method-assign]
     try:
         for inputs in work:
             cascade.predict(inputs)
     finally:
-        Cascade.run_graph = original  # type: ignore[method-assign]
+        Cascade._values = original  # type: ignore[method-assign]
     passes = []
     for _ in range(repeats):
         started = time.perf_counter()

@@ -64,19 +64,16 @@ def _sink_expands(graph: ir.Graph) -> None:
         if use.op_type not in ("Mul", "Add", "Sub", "Div") or use.domain or node.outputs[0] in graph.outputs:
             continue
         expanded, scaled = node.outputs[0], use.outputs[0]
-        other = next((v for v in use.inputs if v is not expanded), None)
-        if (
-            other is None
-            or other.const_value is None
-            or other.const_value.size != 1
-            or len(other.const_value.shape) > 1
-        ):
+        source, other = node.inputs[0], next((v for v in use.inputs if v is not expanded), None)
+        if source is None or other is None or other.const_value is None:
             continue
-        inputs = [node.inputs[0] if v is expanded else v for v in use.inputs]
+        if other.const_value.size != 1 or len(other.const_value.shape) > 1:
+            continue
+        inputs = [source if v is expanded else v for v in use.inputs]
         small = ir.node(use.op_type, inputs=inputs)
         small.outputs[0].name = f"{scaled.name}.small"
         small.outputs[0].type = scaled.type
-        small.outputs[0].shape = node.inputs[0].shape
+        small.outputs[0].shape = source.shape
         broad = ir.node("Expand", inputs=[small.outputs[0], node.inputs[1]])
         broad.outputs[0].name = f"{scaled.name}.broad"
         broad.outputs[0].type, broad.outputs[0].shape = scaled.type, scaled.shape

@@ -3,7 +3,6 @@
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -133,15 +132,9 @@ class Cascade:
             if kind not in FETCHABLE:
                 raise InputError(f"fetch has {kind!r}, expected any of {FETCHABLE}.")
         arrays, sizes = check_inputs(inputs, self.manifest, allow_nonfinite=allow_nonfinite)
-        run = Run(self._route, self.run_graph, arrays, sizes, wanted, self._batch_rows)
-        run.all()
-        answer = run.answer
-        return replace(
-            answer,
-            label=np.where(np.isnan(answer.score), -1, answer.label),
-            executed=run.executed(),
-            _fetched=run.fetched(),
-            _again=lambda kind: self.predict(inputs, fetch=(kind,), allow_nonfinite=allow_nonfinite)._get(kind),
+        run = Run(self._route, self._values, arrays, sizes, wanted, self._batch_rows)
+        return run.answer(
+            wanted, lambda kind: self.predict(inputs, fetch=(kind,), allow_nonfinite=allow_nonfinite)._get(kind)
         )
 
     def record(self, inputs: Mapping[str, Any], *, allow_nonfinite: bool = False) -> Records:
@@ -197,10 +190,19 @@ class Cascade:
         )
 
     def run_graph(self, graph: Block | Segment, state: Mapping[str, Any], outputs: Sequence[str]) -> Arrays:
-        feed = {name: state[name] for name in graph.inputs} | self._gate_inputs
+        """Run one block or segment on the state in front of it: the outputs asked for, by name.
+
+        Raises InputError for values the graph can't run on, CascadeClosed.
+        """
+        return dict(zip(outputs, self._values(graph, state, list(outputs)), strict=True))
+
+    def _values(self, graph: Block | Segment, state: Mapping[str, Any], outputs: list[str]) -> list[Any]:
+        feed = self._gate_inputs.copy()
+        for name in graph.inputs:
+            feed[name] = state[name]
         run = self._sessions.get(graph.file)
         try:
-            return dict(zip(outputs, run(list(outputs), feed), strict=True))
+            return run(outputs, feed)
         except Exception as error:  # ONNX Runtime's exceptions have no base of their own
             if "llocat" in str(error) or "CUDA" in str(error):
                 raise

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,29 @@ State = dict[str, NDArray[Any]]
 """What a rule carries from exit to exit, one entry a row (axis 0): patience counters, running means."""
 
 
+# Right after a run of ONNX Runtime a call into numpy costs ten times what it does in a hot loop; a few
+# rows are compared faster one by one.
+_FEW_ROWS = 8
+
+
+@lru_cache(maxsize=64)
+def _all(rows: int, value: bool) -> NDArray[np.bool_]:
+    """A shared constant, so it is read-only."""
+    constant = np.full(rows, value)
+    constant.flags.writeable = False
+    return constant
+
+
+def _reached(score: NDArray[Any], threshold: float) -> NDArray[np.bool_]:
+    """score >= threshold in float64: a float32 score against a rounded threshold would move ties."""
+    rows = len(score)
+    if threshold == -math.inf:
+        return _all(rows, True)
+    if rows <= _FEW_ROWS and not any(s >= threshold for s in score.tolist()):
+        return _all(rows, False)
+    return np.asarray(score, np.float64) >= threshold
+
+
 class Decision:
     """What happens to each of n rows at an exit.
 
@@ -26,6 +49,14 @@ class Decision:
 
     What only a row that leaves needs is computed when it is first looked at: most exits let most rows go on.
     """
+
+    @property
+    def anyone(self) -> bool:
+        """Whether any row leaves."""
+        rows = len(self.leave)
+        if rows <= _FEW_ROWS:
+            return self.leave is not _all(rows, False)
+        return bool(self.leave.any())
 
     def __init__(
         self, leave: NDArray[np.bool_], state: State | None, log_odds: Callable[[], NDArray[np.float64]], below: float
@@ -80,12 +111,7 @@ class Gate:
         at -inf, which the last exit's always is, every row leaves, one with a NaN score too. Abstain where the
         log-odds of the calibrated confidence don't reach `abstain_below`; a NaN reaches nothing, so it abstains.
         """
-        threshold = self.point.thresholds[exit]
-        if threshold == -math.inf:
-            leave = np.ones(len(score), np.bool_)
-        else:
-            # float64 on both sides: a float32 score against a rounded threshold would move ties.
-            leave = np.asarray(score, np.float64) >= threshold
+        leave = _reached(score, self.point.thresholds[exit])
         calibrator = self.calibrators[exit]
         return Decision(
             leave,

@@ -152,7 +152,7 @@ def bare_run(session: Any) -> RunSession:
     if inner is None or not hasattr(inner, "run"):
         return lambda outputs, feed: list(session.run(outputs, feed))
     run = inner.run
-    return lambda outputs, feed: run(outputs, feed, None)  # type: ignore[no-any-return]
+    return lambda outputs, feed: run(outputs, feed, None)
 
 
 class Sessions:

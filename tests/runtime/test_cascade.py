@@ -125,13 +125,13 @@ def test_probabilities_come_with_the_answer_or_when_somebody_asks(cascade, image
 
 def test_logits_are_fetched_only_when_somebody_asks(cascade, images, monkeypatch):
     fetched = []
-    original = Cascade.run_graph
+    original = Cascade._values
 
     def watch(self, graph, state, outputs):
         fetched.extend(outputs)
         return original(self, graph, state, outputs)
 
-    monkeypatch.setattr(Cascade, "run_graph", watch)
+    monkeypatch.setattr(Cascade, "_values", watch)
     answer = cascade.at("balanced").predict({"x": images})
     logits = {e.logits for e in cascade.manifest.exits}
     assert not logits & set(fetched)
