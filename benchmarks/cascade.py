@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import math
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -75,9 +76,13 @@ def export(folder: Path) -> tuple[Path, Path]:
 
 
 def monoliths(path: Path, threads: int) -> dict[str, Any]:
-    """The rival at three settings: as it comes, without spinning, and with everything that our sessions have."""
+    """The rival at two settings: without spinning, and with everything that our sessions have.
+
+    As it comes, ONNX Runtime spins on for some 30 ms after each run and takes a core away from whatever is
+    measured next: that setting is timed alone (`spinning_alone`), never in turns.
+    """
     sessions = {}
-    for name in ("spinning", "no spinning", "brief spinning"):
+    for name in ("no spinning", "brief spinning"):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -91,6 +96,18 @@ def monoliths(path: Path, threads: int) -> dict[str, Any]:
                 options.add_session_config_entry("session.use_env_allocators", "1")
         sessions[name] = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return sessions
+
+
+def spinning_alone(path: Path, threads: int, work: list[Inputs]) -> float:
+    """Median milliseconds a batch of the rival as it comes, with the process to itself."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    one = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    run = over(work, lambda x: one.run(["logits"], x))
+    median = take_turns({"alone": run}, rounds=100, seconds=2)["alone"].median
+    del one
+    time.sleep(0.1)
+    return median / len(work) * 1e3
 
 
 def rows_of(split: str) -> tuple[Inputs, np.ndarray]:
@@ -130,7 +147,14 @@ def monolith_runs(sessions: dict[str, Any], work: list[Inputs]) -> dict[str, Cal
     }
 
 
-def overhead(cascade: Cascade, sessions: dict[str, Any], data: Inputs, sizes: list[int], seconds: float) -> list[Any]:
+def overhead(
+    cascade: Cascade,
+    sessions: dict[str, Any],
+    data: Inputs,
+    sizes: list[int],
+    seconds: float,
+    alone: dict[int, float],
+) -> list[Any]:
     """Nothing leaves: as one graph (thresholds +inf), and through all six blocks and gates (out of reach)."""
     chain = cascade.at(OperatingPoint((*[1e6] * 5, -math.inf)))
     found = []
@@ -141,12 +165,16 @@ def overhead(cascade: Cascade, sessions: dict[str, Any], data: Inputs, sizes: li
         timings = take_turns(variants, rounds=400, seconds=seconds)
         rival = best_monolith(sessions, timings)
         base = timings[f"monolith, {rival}"]
-        row = {"batch": size, "rival": rival, "monolith_ms": base.median / len(work) * 1e3}
+        row = {"batch": size, "rival": rival, "monolith_ms": base.median / len(work) * 1e3, "spinning_ms": alone[size]}
         for name in ("one graph", "six blocks"):
             row[name] = ratio(timings[name], base)
             row[f"{name}, cpu"] = ratio(timings[name], base, kind="cpu")
         found.append(row)
-        print(f"  batch {size:<4} {rival:<13} one graph {row['one graph']}  six blocks {row['six blocks']}", flush=True)
+        print(
+            f"  batch {size:<4} {rival} {row['monolith_ms']:.2f} ms (spinning, alone {alone[size]:.2f})  "
+            f"one graph {row['one graph']}  six blocks {row['six blocks']}",
+            flush=True,
+        )
     return found
 
 
@@ -249,8 +277,6 @@ def share_thresholds(cascade: Cascade, val: Inputs, q: float) -> tuple[float, ..
 
 def sum_of_blocks(cascade: Cascade, work: list[Inputs], repeats: int = 15) -> float:
     """Seconds of the graphs alone, each at the very states that ran, by the medians of repeated runs."""
-    import time
-
     calls: list[tuple[Any, dict[str, Any], list[str]]] = []
     original = Cascade._values
 
@@ -324,11 +350,13 @@ def main() -> None:
         bundle, monolith = export(Path(scratch))
         results: dict[str, Any] = {}
         for threads in dict.fromkeys(args.threads):
+            work = {size: batches(test, size, 1 if size > 8 else 8) for size in sizes}
+            alone = {size: spinning_alone(monolith, threads, inputs) for size, inputs in work.items()}
             sessions = monoliths(monolith, threads)
             with Cascade.load(bundle, threads=threads) as cascade:
                 name = f"{threads} thread{'s' if threads > 1 else ''}"
                 print(f"{name}: nothing leaves, time over the monolith's")
-                results[name] = {"overhead": overhead(cascade, sessions, test, sizes, seconds)}
+                results[name] = {"overhead": overhead(cascade, sessions, test, sizes, seconds, alone)}
                 print(f"{name}: forced mixes, time over the monolith's")
                 results[name]["mixes"] = mixes(cascade, sessions, test, sizes[-2:], seconds)
                 print(f"{name}: real rows, speed-up over the monolith")

@@ -48,12 +48,11 @@ def take_turns(
     seconds: float = 60.0,
     warm_up: int = 3,
     seed: int = 0,
-    settle: float = 0.01,
+    settle: float = 0.0,
 ) -> dict[str, Timing]:
     """Time every variant once a round, in random order, for `rounds` rounds or until `seconds` are spent.
 
-    settle: seconds of sleep before each measurement. ONNX Runtime's default threads spin on after a run;
-    without a pause a spinning variant takes a core away from whichever comes next.
+    settle: seconds of sleep before each measurement; it cools the caches too, which costs small batches most.
     """
     order, rng = list(variants), random.Random(seed)
     for _ in range(warm_up):

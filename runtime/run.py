@@ -261,7 +261,8 @@ class Run:
         self._abstain[rows] = decision.abstain[leave]
         if self._probabilities is not None and step.logits is not None:
             self._keep_probabilities(j, made[step.logits], aux or {}, rows, leave)
-        return ~leave if here is None else here & ~leave
+        stays: NDArray[np.bool_] = ~leave if here is None else here & ~leave
+        return stays
 
     def _aux(self, step: Step, made: Arrays, ids: Ids) -> Arrays:
         aux = {"logits": made[step.logits]} if step.logits is not None else {}
