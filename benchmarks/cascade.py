@@ -103,11 +103,9 @@ def spinning_alone(path: Path, threads: int, work: list[Inputs]) -> float:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     one = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    run = over(work, lambda x: one.run(["logits"], x))
-    median = take_turns({"alone": run}, rounds=100, seconds=2)["alone"].median
-    del one
-    time.sleep(0.1)
-    return median / len(work) * 1e3
+    timing = take_turns({"alone": over(work, lambda x: one.run(["logits"], x))}, rounds=100, seconds=2)["alone"]
+    time.sleep(0.1)  # until its threads have stopped spinning
+    return timing.median / len(work) * 1e3
 
 
 def rows_of(split: str) -> tuple[Inputs, np.ndarray]:

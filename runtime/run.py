@@ -13,7 +13,7 @@ from offramp.runtime.gate import Gate, State
 from offramp.runtime.inputs import Arrays
 from offramp.runtime.predictions import Predictions
 from offramp.runtime.stages import plan, row_bytes
-from offramp.runtime.survivors import GONE, Ids, Survivors, gather, gathering_pays
+from offramp.runtime.survivors import GONE, Ids, Scratch, Survivors, gathering_pays
 
 RunGraph = Callable[[Block | Segment, Mapping[str, Any], list[str]], list[Any]]
 """Runs one graph of a bundle on the state in front of it; gives the values of the outputs asked for."""
@@ -120,6 +120,9 @@ class Route:
         )
 
 
+_scratch = Scratch()
+
+
 class Run:
     """One call: rows go from stage to stage, in one batch or through queues, and are answered where they leave."""
 
@@ -197,7 +200,7 @@ class Run:
                 positions = np.flatnonzero(stays)
                 ids, riding = ids[positions], False
                 state = {
-                    name: gather(made[name] if name in made else state[name], positions, axis)
+                    name: _scratch.gather(name, made[name] if name in made else state[name], positions, axis)
                     for name, axis in step.following.items()
                 }
             else:
@@ -236,7 +239,7 @@ class Run:
         riding: some ids are GONE. Returns which rows go on; None if all do.
         """
         self._ran[k] += len(ids)
-        here = ids != GONE if riding else None
+        here: NDArray[np.bool_] | None = ids != GONE if riding else None
         for name, layer in step.layers:
             self._keep_layer(layer, made[name], ids, here)
         j = step.exit
@@ -261,8 +264,7 @@ class Run:
         self._abstain[rows] = decision.abstain[leave]
         if self._probabilities is not None and step.logits is not None:
             self._keep_probabilities(j, made[step.logits], aux or {}, rows, leave)
-        stays: NDArray[np.bool_] = ~leave if here is None else here & ~leave
-        return stays
+        return ~leave if here is None else here & ~leave
 
     def _aux(self, step: Step, made: Arrays, ids: Ids) -> Arrays:
         aux = {"logits": made[step.logits]} if step.logits is not None else {}

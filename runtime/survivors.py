@@ -1,5 +1,7 @@
 """Rows on their way between two blocks, gathered only when a batch is formed and only when that pays."""
 
+import math
+import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +12,9 @@ from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
 Ids = NDArray[np.int64]
+
+# Below, malloc has the memory at hand; above, keeping it would cost more than the page faults.
+_SMALLEST_SCRATCH, _LARGEST_SCRATCH = 1 << 16, 1 << 26
 
 GONE = -1
 """Id of a row that has been answered and only rides along in an array that wasn't worth copying."""
@@ -23,12 +28,35 @@ def gathering_pays(live: int, gone: int, row_bytes: int, row_flops: int) -> bool
     return gone > 0 and gone * row_flops > live * row_bytes * _FLOPS_PER_COPIED_BYTE
 
 
-def gather(array: NDArray[Any], positions: Ids, axis: int) -> NDArray[Any]:
-    """The rows at ascending positions, copied; consecutive ones along the first axis are a view."""
-    if axis == 0 and _is_run(positions):
-        return array[positions[0] : positions[-1] + 1]
-    # mode="clip" skips numpy's second pass that checks bounds.
-    return np.take(array, positions, axis=axis, mode="clip")
+class Scratch(threading.local):
+    """Memory that gathered rows are copied into, a thread's own, used again and again.
+
+    A fresh array of a megabyte is a fresh mapping, and its page faults cost as much as the copy. Two buffers
+    a tensor take turns, since a tensor that is only passed on is gathered from where it was gathered to.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, int], NDArray[np.uint8]] = {}
+        self._turn: dict[str, int] = {}
+
+    def gather(self, name: str, array: NDArray[Any], positions: Ids, axis: int) -> NDArray[Any]:
+        """The rows at ascending positions, valid until `name` is gathered the second time from now.
+
+        Consecutive rows along the first axis are a view.
+        """
+        if axis == 0 and _is_run(positions):
+            return array[positions[0] : positions[-1] + 1]
+        shape = (*array.shape[:axis], len(positions), *array.shape[axis + 1 :])
+        size = math.prod(shape) * array.itemsize
+        if not _SMALLEST_SCRATCH <= size <= _LARGEST_SCRATCH:
+            return np.take(array, positions, axis=axis, mode="clip")
+        turn = self._turn[name] = 1 - self._turn.get(name, 0)
+        buffer = self._buffers.get((name, turn))
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[name, turn] = np.empty(size + size // 4, np.uint8)
+        out = buffer[:size].view(array.dtype).reshape(shape)
+        # mode="clip" skips numpy's second pass that checks bounds, and lets it write straight into `out`.
+        return np.take(array, positions, axis=axis, out=out, mode="clip")
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from offramp.runtime.survivors import GONE, Survivors, gathering_pays
+from offramp.runtime.survivors import GONE, Scratch, Survivors, gathering_pays
 
 
 def arrays_of(ids):
@@ -61,3 +61,18 @@ def test_gathering_pays_when_the_work_saved_outweighs_the_copy():
     assert not gathering_pays(live=100, gone=0, row_bytes=1, row_flops=10**9)
     assert gathering_pays(live=100, gone=1, row_bytes=18_000, row_flops=42_000_000)
     assert not gathering_pays(live=1000, gone=1, row_bytes=10_000, row_flops=1_000)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_scratch_gives_the_rows_asked_for_while_its_memory_is_used_again(data):
+    scratch, rng = Scratch(), np.random.default_rng(0)
+    source = rng.standard_normal((3, 40, 300)).astype(np.float32)
+    for axis in (0, 1):
+        rows = source if axis else np.ascontiguousarray(source.transpose(1, 0, 2))
+        for _ in range(3):  # gathered from what was gathered, as a tensor that is passed on is
+            count = rows.shape[axis]
+            picked = np.array(sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1))))
+            expected = np.take(rows, picked, axis=axis).copy()
+            rows = scratch.gather(f"t{axis}", rows, picked, axis)
+            np.testing.assert_array_equal(rows, expected)
