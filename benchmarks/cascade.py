@@ -355,8 +355,10 @@ def main() -> None:
                 name = f"{threads} thread{'s' if threads > 1 else ''}"
                 print(f"{name}: nothing leaves, time over the monolith's")
                 results[name] = {"overhead": overhead(cascade, sessions, test, sizes, seconds, alone)}
+                save("cascade", results)  # what is measured is kept, whatever comes after
                 print(f"{name}: forced mixes, time over the monolith's")
                 results[name]["mixes"] = mixes(cascade, sessions, test, sizes[-2:], seconds)
+                save("cascade", results)
                 print(f"{name}: real rows, speed-up over the monolith")
                 results[name]["real rows"] = real_rows(cascade, sessions, val, test, labels, real_sizes, seconds)
     path = save("cascade", results)
