@@ -91,15 +91,8 @@ class Probe:
         """The whole model as a session, its optimisations off, giving `outputs`."""
         path = self._folder / ".probe.onnx"
         onnx.save(model_proto(self.graph, self._store, outputs, extra), path)
-        ort = onnxruntime()
-        options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.log_severity_level = 4
-        options.intra_op_num_threads = 1
         try:
-            return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise ExportError(f"ONNX Runtime can't load the exported model: {one_line(error)}") from error
+            return plain_session(path, "the exported model")
         finally:
             path.unlink(missing_ok=True)
 
@@ -169,6 +162,19 @@ class Probe:
         for name, tensor in self.graph.weights.items():
             found[name] = [Dim(offset=int(d)) for d in tensor.shape.numpy()]
         return found
+
+
+def plain_session(path: Path, what: str) -> Any:
+    """A session that does what the graph says, node by node. Raises ExportError if ONNX Runtime can't load it."""
+    ort = onnxruntime()
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ExportError(f"ONNX Runtime can't load {what}: {one_line(error)}") from error
 
 
 def one_line(error: Exception) -> str:

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from offramp.export.outputs import KINDS, Outputs
 from offramp.export.padding import pad_values
-from offramp.export.probe import Inputs, Probe, one_line
+from offramp.export.probe import Inputs, Probe, plain_session
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import ExportError, InputError
 from offramp.runtime.points import OperatingPoint
-from offramp.runtime.session import onnxruntime
 
 Reference = Callable[[Inputs], dict[str, list[np.ndarray[Any, Any]]]]
 
@@ -108,15 +107,7 @@ def verify(folder: Path, probe: Probe, reference: Reference) -> Verification:
 
 def onnx_reference(path: Path, outputs: Outputs) -> Reference:
     """The outputs of an ONNX file by kind, as ONNX Runtime computes them with its optimisations off."""
-    ort = onnxruntime()
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    try:
-        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise ExportError(f"{path}: ONNX Runtime can't load it: {one_line(error)}") from error
+    session = plain_session(path, str(path))
 
     def run(inputs: Inputs) -> dict[str, list[np.ndarray[Any, Any]]]:
         values = dict(zip(outputs.names, session.run(outputs.names, inputs), strict=True))

@@ -1,5 +1,6 @@
 """Nadaraya–Watson estimates of P(right | features): AR-CondCal and its matched controls (AR section 2.4)."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -188,9 +189,9 @@ class KernelCalibrator(TopOne):
     def options(self) -> dict[str, Any]:
         return {"multiple": self.multiple}
 
+    @abstractmethod
     def features(self, given: Given) -> Floats:
         """(N, m) what the estimate is conditioned on."""
-        raise NotImplementedError
 
     def _fit_pairs(self, given: Given, correct: Array, w: Floats) -> None:
         self.points_ = self.features(given)

@@ -1,6 +1,7 @@
 """Calibrators of the top class alone: they map (what is known of a row) to the probability that its label is
 right, and let a temperature of the row's own give the vector."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,9 +26,9 @@ class TopOne(Calibrator):
         correct = scores.top_label(z) == y
         self._fit_pairs(given, correct, np.ones(len(z)) if w is None else w)
 
+    @abstractmethod
     def _fit_pairs(self, given: Given, correct: Array, w: Floats) -> None:
         """Fit on (N,) correctness and weights > 0."""
-        raise NotImplementedError
 
     def _apply(self, z: Array, aux: Mapping[str, Any]) -> Array:
         return at_confidence(z, self.score({**aux, "logits": z}))
