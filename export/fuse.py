@@ -17,10 +17,10 @@ from onnx_ir.passes import common as passes
 
 def fuse(model: ir.Model) -> ir.Model | None:
     """A fused copy of the model; None where there is nothing to fuse, or the rewriter can't handle it."""
-    copy = model.clone()
-    names = [value.name for value in copy.graph.outputs]
+    names = [value.name for value in model.graph.outputs]
     try:
         with _silence():
+            copy = model.clone()
             fused = _fuse_attention(copy)
     except Exception:  # a rewriter's own trouble is no reason to refuse a model
         return None
