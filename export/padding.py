@@ -34,7 +34,6 @@ class _Padding:
         self._axes = axes
         manifest = cascade.manifest
         self._shapes = {i.name: i.shape for i in manifest.inputs} | {n: t.shape for n, t in manifest.tensors.items()}
-        self._dtypes = {i.name: i.dtype for i in manifest.inputs} | {n: t.dtype for n, t in manifest.tensors.items()}
         longest = {a: max(sizes[a] for sizes, _ in probe.runs) for a in axes}
         shortest = {a: min(sizes[a] for sizes, _ in probe.runs) for a in axes}
         self._short = {**shortest, "batch": 4}

@@ -106,9 +106,8 @@ class Partition:
         Routing outputs belong to layers, not to exits, so those of the inner blocks stay.
         """
         outputs = self.graph.outputs
-        here = [n for n in outputs.routing if first <= plan.made_in[n] <= last]
-        here += [names[last] for kind in PER_EXIT if (names := getattr(outputs, kind))]
-        here = [n for n in here if plan.made_in[n] >= first]
+        own = [names[last] for kind in PER_EXIT if (names := getattr(outputs, kind))]
+        here = [n for n in (*outputs.routing, *own) if first <= plan.made_in[n] <= last]
         there = set(plan.carried[first - 1]) if first else set()
         # What an earlier block computed and nobody carried is computed again here, as in block `first` itself.
         carried = [n for n in plan.carried[last] if n not in there]

@@ -50,14 +50,6 @@ class Decision:
     What only a row that leaves needs is computed when it is first looked at: most exits let most rows go on.
     """
 
-    @property
-    def anyone(self) -> bool:
-        """Whether any row leaves."""
-        rows = len(self.leave)
-        if rows <= _FEW_ROWS:
-            return self.leave is not _all(rows, False)
-        return bool(self.leave.any())
-
     def __init__(
         self, leave: NDArray[np.bool_], state: State | None, log_odds: Callable[[], NDArray[np.float64]], below: float
     ) -> None:
@@ -65,6 +57,11 @@ class Decision:
         self.state = state
         self._log_odds = log_odds
         self._below = below
+
+    @property
+    def anyone(self) -> bool:
+        """Whether any row leaves."""
+        return any(self.leave.tolist()) if len(self.leave) <= _FEW_ROWS else bool(self.leave.any())
 
     @cached_property
     def log_odds(self) -> NDArray[np.float64]:

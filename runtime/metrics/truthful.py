@@ -9,7 +9,7 @@ Source: Lu, Wu, Hartline, Hu, "Truthful Calibration Errors for Multi-Class Predi
 import numpy as np
 from numpy.typing import ArrayLike
 from offramp.runtime import arrays
-from offramp.runtime.arrays import Array, Floats, Ints
+from offramp.runtime.arrays import Floats, Ints
 from offramp.runtime.errors import InputError
 from offramp.runtime.metrics.bins import (
     Binning,
@@ -189,8 +189,3 @@ def confece(
     if not len(rows):
         return NAN
     return float(np.abs(_binned_sums(rows, bins, binning, seed)).sum()) / rows.mass
-
-
-def binning_of(reports: Array, bins: int | None = None, binning: Binning = "quantile") -> Ints:
-    """(N,) the bin number of each report, to bin other quantities alike."""
-    return assign(np.asarray(reports, np.float64), bins, binning)[0]
