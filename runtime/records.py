@@ -27,6 +27,7 @@ class Index(msgspec.Struct, kw_only=True, frozen=True):
     rows: int
     classes: int
     routing: int = 0
+    routing_seen: list[list[int]] | None = None  # an exit's routing layers; None: an older offramp wrote this
     features: list[list[int]] | None = None  # an exit's feature shape, without the rows
     external: bool = False
     reservation: bool = False

@@ -82,6 +82,7 @@ def _index(first: Any, manifest: Manifest, rows: int, source: dict[str, Any]) ->
         rows=rows,
         classes=len(manifest.classes),
         routing=len(manifest.routing),
+        routing_seen=[[manifest.routing.index(name) for name in e.routing] for e in manifest.exits],
         features=None if first.features is None else [list(f.shape[1:]) for f in first.features],
         external=first.external is not None,
         reservation=first.reservation is not None,

@@ -90,11 +90,12 @@ class ExitAudit:
 @dataclass(frozen=True)
 class Audit:
     """One entry an exit, and the verdict: whether some exit has all the evidence, and a sentence that says
-    why."""
+    why. numbers: which exits these are."""
 
     exits: tuple[ExitAudit, ...]
     yes: bool
     verdict: str
+    numbers: tuple[int, ...]
 
 
 def audit(
@@ -102,6 +103,7 @@ def audit(
     labels: ArrayLike,
     routing: Sequence[ArrayLike],
     *,
+    numbers: Sequence[int] | None = None,
     permutations: int = 5000,
     replicates: int = 5000,
     seeds: int = 5,
@@ -111,7 +113,7 @@ def audit(
 
     logits: (N, C) an exit. labels: (N,), −1 left out. routing: (L_j, N) an exit, of the sub-layers it has
     seen. Gaps are measured on all rows; kernels and probes are fitted on one half of them and measured on
-    the other.
+    the other. numbers: what the verdict calls the exits, when these aren't all of the model's.
     """
     y = arrays.labels(labels)
     if len(logits) != len(routing) or not len(logits):
@@ -142,20 +144,21 @@ def audit(
         ExitAudit(gap, interval, float(p), kernels, probed)
         for (gap, interval, kernels, probed), p in zip(found, adjusted, strict=True)
     )
-    return Audit(exits, *_verdict(exits))
+    named = tuple(range(len(exits)) if numbers is None else numbers)
+    return Audit(exits, *_verdict(exits, named), named)
 
 
-def _verdict(exits: tuple[ExitAudit, ...]) -> tuple[bool, str]:
+def _verdict(exits: tuple[ExitAudit, ...], numbers: tuple[int, ...]) -> tuple[bool, str]:
     good = [j for j, one in enumerate(exits) if not one.missing()]
     if good:
-        where = ", ".join(str(j) for j in good)
+        where = ", ".join(str(numbers[j]) for j in good)
         return True, (
             f"Yes: at exit {where} routing says more about errors than confidence does, by the permutation test, "
             "the matched kernels and the capacity-matched probe alike."
         )
     closest = min(range(len(exits)), key=lambda j: len(exits[j].missing()))
     reasons = "; ".join(exits[closest].missing())
-    return False, f"No: at exit {closest}, which comes closest, {reasons}."
+    return False, f"No: at exit {numbers[closest]}, which comes closest, {reasons}."
 
 
 # ---------------------------------------------------------------- matched kernels
