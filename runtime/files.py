@@ -55,23 +55,34 @@ def new_folder(path: Path, *, marker: str, replace: bool = False, keep: Path | N
     """
     check_new_folder(path, marker=marker, replace=replace, keep=keep)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(path)
-    temporary, old = _beside(path, "tmp"), _beside(path, "old")
+    remove_abandoned(path)
+    temporary = _beside(path, "tmp")
     temporary.mkdir()
     try:
         yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                with file.open("rb") as stream:
-                    os.fsync(stream.fileno())
-        if path.exists():
-            path.rename(old)
-        temporary.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
+        put_in_place(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def put_in_place(whole: Path, path: Path) -> None:
+    """Make the folder `whole` be `path`, on the same disk. What was there is moved aside first, removed last."""
+    old = _beside(path, "old")
+    for file in whole.rglob("*"):
+        if file.is_file():
+            sync_file(file)
+    if path.exists():
+        path.rename(old)
+    whole.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
     _sync_folder(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Return when the file's content is on the disk."""
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
 
 
 def check_new_folder(path: Path, *, marker: str, replace: bool = False, keep: Path | None = None) -> None:
@@ -92,7 +103,7 @@ def _beside(path: Path, kind: str) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.{kind}")
 
 
-def _remove_abandoned(path: Path) -> None:
+def remove_abandoned(path: Path) -> None:
     """Temporary folders that a killed process left beside `path`. One that was moved aside is put back first."""
     pattern = re.compile(re.escape(f".{path.name}.") + r"(\d+)-[0-9a-f]{8}\.(tmp|old)")
     for other in path.parent.iterdir():
@@ -101,8 +112,11 @@ def _remove_abandoned(path: Path) -> None:
             continue
         if found[2] == "old" and not path.exists():
             other.rename(path)
-        else:
+        elif other.is_dir() and not other.is_symlink():
             shutil.rmtree(other, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                other.unlink()
 
 
 def _lives(process: int) -> bool:

@@ -107,12 +107,16 @@ class _Document(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class Calibration:
-    """calibration.json, checked: the named operating points of one bundle. `full` is always among them."""
+    """calibration.json, checked: the named operating points of one bundle. `full` is always among them.
+
+    manifest: digest of the bundle's manifest as it stood in the file, "" for logits of no bundle.
+    """
 
     points: Mapping[str, OperatingPoint]
     version: int = 0
     created: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    manifest: str = ""
 
     def point(self, name: str) -> OperatingPoint:
         if name not in self.points:
@@ -129,26 +133,36 @@ def read_calibration(folder: Path, manifest: Manifest) -> Calibration:
     exits = len(manifest.exits)
     if not where.exists() and not where.is_symlink():
         return Calibration({FULL: full(exits)})
-    data = read_bytes(folder, CALIBRATION)
+    found = decode_calibration(read_bytes(folder, CALIBRATION), where)
+    if found.manifest != manifest.digest:
+        raise BundleError(
+            f"{where}: belongs to another bundle (its manifest's digest differs). Run `offramp calibrate` on this one."
+        )
+    for name, point in found.points.items():
+        if len(point.thresholds) != exits:
+            raise BundleError(
+                f"{where}: operating_points[{name!r}]: {len(point.thresholds)} thresholds for {exits} exits"
+            )
+    return found
+
+
+def decode_calibration(data: bytes, where: Path) -> Calibration:
+    """Check the bytes of a calibration.json, for whichever bundle; BundleError as in `read_calibration`."""
     document: _Document = decode_document(
         data, _Document, CALIBRATION_SCHEMA, where, again="Run `offramp calibrate` again with this version."
     )
     unseal(data, document.digest, where=str(where))
-    if document.manifest != manifest.digest:
-        raise BundleError(
-            f"{where}: belongs to another bundle (its manifest's digest differs). Run `offramp calibrate` on this one."
-        )
     if document.score != "logodds":
         raise BundleError(f"{where}: score is {document.score!r}, this offramp gates on 'logodds'.")
-    points = {name: _point(name, raw, exits, where) for name, raw in document.operating_points.items()}
+    points = {name: _point(name, raw, where) for name, raw in document.operating_points.items()}
     if FULL not in points:
         raise BundleError(f"{where}: operating_points lacks {FULL!r}. Run `offramp calibrate` again.")
-    return Calibration(points, document.version, document.created, document.provenance)
+    return Calibration(points, document.version, document.created, document.provenance, document.manifest)
 
 
-def _point(name: str, raw: _Point, exits: int, where: Path) -> OperatingPoint:
+def _point(name: str, raw: _Point, where: Path) -> OperatingPoint:
     try:
-        point = OperatingPoint(
+        return OperatingPoint(
             thresholds=tuple(decode_number(t) for t in raw.thresholds),
             abstain_below=decode_number(raw.abstain_below),
             name=name,
@@ -156,36 +170,35 @@ def _point(name: str, raw: _Point, exits: int, where: Path) -> OperatingPoint:
             expected=raw.expected,
             provenance=raw.provenance,
         )
-        if len(point.thresholds) != exits:
-            raise InputError(f"{len(point.thresholds)} thresholds for {exits} exits")
     except (InputError, ValueError, TypeError, KeyError) as error:
         raise BundleError(f"{where}: operating_points[{name!r}]: {error}") from error
-    return point
 
 
 def write_calibration(folder: Path, manifest: Manifest, new: Calibration, *, created: str, producer: str) -> None:
     """Write calibration.json atomically; the one that was there stays until the new one is whole."""
-    write_atomically(
-        folder / CALIBRATION,
-        seal(
-            {
-                "schema": CALIBRATION_SCHEMA,
-                "version": new.version,
-                "created": created,
-                "producer": producer,
-                "manifest": manifest.digest,
-                "score": "logodds",
-                "operating_points": {
-                    name: {
-                        "thresholds": [encode_number(t) for t in point.thresholds],
-                        "abstain_below": encode_number(point.abstain_below),
-                        "calibrators": [c.to_dict() for c in point.calibrators],
-                        "expected": dict(point.expected),
-                        "provenance": dict(point.provenance),
-                    }
-                    for name, point in new.points.items()
-                },
-                "provenance": dict(new.provenance),
-            }
-        ),
+    write_atomically(folder / CALIBRATION, encode_calibration(new, manifest.digest, created=created, producer=producer))
+
+
+def encode_calibration(new: Calibration, manifest: str, *, created: str, producer: str) -> bytes:
+    """The bytes of a calibration.json for the bundle whose manifest has this digest."""
+    return seal(
+        {
+            "schema": CALIBRATION_SCHEMA,
+            "version": new.version,
+            "created": created,
+            "producer": producer,
+            "manifest": manifest,
+            "score": "logodds",
+            "operating_points": {
+                name: {
+                    "thresholds": [encode_number(t) for t in point.thresholds],
+                    "abstain_below": encode_number(point.abstain_below),
+                    "calibrators": [c.to_dict() for c in point.calibrators],
+                    "expected": dict(point.expected),
+                    "provenance": dict(point.provenance),
+                }
+                for name, point in new.points.items()
+            },
+            "provenance": dict(new.provenance),
+        }
     )

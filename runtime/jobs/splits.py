@@ -1,0 +1,53 @@
+"""Rows split once into four parts, by a seed and stratified by class: fit, select, certify, test.
+
+Calibrators and exit rules are made from `fit` and `select`; promises use `certify` and nothing else, so that
+they hold; `test` decides nothing, it only reports.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from offramp.runtime import arrays
+from offramp.runtime.arrays import Ints
+
+SHARES = {"fit": 0.30, "select": 0.15, "certify": 0.275, "test": 0.275}
+"""A promise and the figures that check it need most: certify and test are as large as each other."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Row numbers of the four disjoint parts, each sorted."""
+
+    fit: Ints
+    select: Ints
+    certify: Ints
+    test: Ints
+
+    @property
+    def propose(self) -> Ints:
+        """fit and select together: what exit rules and final calibrators are made from."""
+        return np.sort(np.concatenate([self.fit, self.select]))
+
+    def sizes(self) -> dict[str, int]:
+        return {part: len(getattr(self, part)) for part in SHARES}
+
+
+def split_rows(labels: ArrayLike, seed: int) -> Split:
+    """Split the rows of (N,) class labels; every class is shared out like the whole, to within a row.
+
+    Rows labelled −1 are in no part. The same labels and seed give the same parts.
+    """
+    y = arrays.labels(labels)
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(np.flatnonzero(y >= 0))
+    # Class beside class, classes in random order, rows of a class too; then parts alternate along that line.
+    place = rng.permutation(int(y.max()) + 1 if len(rows) else 0)
+    line = rows[np.argsort(place[y[rows]], kind="stable")]
+    total = len(line)
+    ends = np.round(np.cumsum(list(SHARES.values())) * total).astype(np.int64)
+    counts = np.diff(ends, prepend=0)
+    # The k-th of a part's n_p rows belongs at (k + ½)/n_p of the line.
+    at = np.concatenate([(np.arange(n) + 0.5) / max(n, 1) for n in counts])
+    part = np.repeat(np.arange(len(counts)), counts)[np.argsort(at, kind="stable")]
+    return Split(*(np.sort(line[part == p]) for p in range(len(counts))))
