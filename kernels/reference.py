@@ -1,4 +1,4 @@
-"""The exit gate in numpy: what every kernel must agree with. Written for clarity, computed in float64."""
+"""The exit gate and compaction in numpy: what every kernel must agree with. Written for clarity, in float64."""
 
 from typing import Any, NamedTuple
 
@@ -6,23 +6,31 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _LARGEST = float(np.finfo(np.float32).max)
+_EPSILON = 0.05
 
 
 class GateOutput(NamedTuple):
-    """What a gate leaves behind for n rows, each array (n,).
+    """What a gate leaves behind for n rows, each array (n,): numpy arrays, or tensors where the logits were.
 
     label: int64, the lowest index among the top. confidence: float64 probability of the label.
-    score: float32 log-odds of that confidence, within ±float32's largest. entropy: float64 >= 0, in nats.
+    score: float32 log-odds of that probability, within ±float32's largest. entropy: float64 >= 0, in nats.
     margin: float64, the top probability less the next (1 for a sole class). leave: bool, score >= threshold.
     A row with a NaN has NaN everywhere, the label -1 and doesn't leave.
     """
 
-    label: NDArray[np.int64]
-    confidence: NDArray[np.float64]
-    score: NDArray[np.float32]
-    entropy: NDArray[np.float64]
-    margin: NDArray[np.float64]
-    leave: NDArray[np.bool_]
+    label: Any
+    confidence: Any
+    score: Any
+    entropy: Any
+    margin: Any
+    leave: Any
+
+
+class Survivors(NamedTuple):
+    """Who goes on. index: int32 (n,), of which the first `count` are the rows that stay, in order. count: (1,)."""
+
+    index: Any
+    count: Any
 
 
 def exit_gate(
@@ -31,11 +39,16 @@ def exit_gate(
     bias: ArrayLike = 0.0,
     inv_temperature: ArrayLike = 1.0,
     threshold: float = -np.inf,
+    *,
+    alpha: float | None = None,
+    live: ArrayLike | None = None,
 ) -> GateOutput:
     """The fused gate: z' = scale * z + bias, its label y, and everything else of t * z', t = inv_temperature[y].
 
     logits: (n, C), C >= 1, any float type. scale, bias, inv_temperature: scalars or (C,), the last > 0.
-    ±inf logits are taken as ±float32's largest, so classes tied at +inf share the probability.
+    alpha: > 0, the confidence is reported under f̂_α (EEFP appendix B); score, entropy and margin stay.
+    live: (n,) bool, rows that aren't never leave. ±inf logits are taken as ±float32's largest, so classes
+    tied at +inf share the probability.
     """
     z = np.asarray(logits).astype(np.float64) * np.asarray(scale, np.float64) + np.asarray(bias, np.float64)
     unknown = np.isnan(z).any(axis=1)
@@ -55,18 +68,56 @@ def exit_gate(
     # 0 * -inf is 0 here: a class that can't be has no uncertainty.
     weighted = np.where(odds > 0, odds * lead, 0.0).sum(axis=1)
     values: dict[str, NDArray[Any]] = {
-        "confidence": 1 / total,
+        "confidence": 1 / total if alpha is None else recalibrated(score, alpha, classes),
         "score": score,
         "entropy": np.log(total) - weighted / total,
         "margin": (1 - np.exp(runner_up)) / total,
     }
     for name, array in values.items():
         values[name] = np.where(unknown, np.nan, array)
+    leave = values["score"].astype(np.float32).astype(np.float64) >= threshold
     return GateOutput(
         label=np.where(unknown, -1, label),
-        leave=values["score"].astype(np.float32).astype(np.float64) >= threshold,
+        leave=leave if live is None else leave & np.asarray(live, np.bool_),
         confidence=values["confidence"],
         score=values["score"].astype(np.float32),
         entropy=values["entropy"],
         margin=values["margin"],
     )
+
+
+def recalibrated(score: ArrayLike, alpha: float, classes: int) -> NDArray[np.float64]:
+    """(n,) confidence f̂_α(sigmoid(score)) (EEFP section 3.2 and appendix B), computed from what is missing to 1:
+
+    1 − ĉ = ε(1 − c) + (1 − ε)(1 − 1/C)(−expm1(α·log1p(−u))), u = sigmoid(−score)/(1 − 1/C), ε = 0.05.
+    """
+    s = np.asarray(score, np.float64)
+    behind = np.exp(-np.abs(s))
+    wrong = np.where(s > 0, behind, 1.0) / (1.0 + behind)
+    if classes == 1:
+        return np.asarray(1.0 - wrong)
+    room = 1.0 - 1.0 / classes
+    u = np.minimum(wrong / room, 1.0)
+    with np.errstate(divide="ignore"):
+        missing = _EPSILON * wrong + (1 - _EPSILON) * room * -np.expm1(alpha * np.log1p(-u))
+    return np.asarray(1.0 - missing)
+
+
+def compact(leave: ArrayLike, live: ArrayLike | None = None) -> Survivors:
+    """The rows that don't leave (and are live), in their order."""
+    stays = ~np.asarray(leave, np.bool_)
+    if live is not None:
+        stays &= np.asarray(live, np.bool_)
+    kept = np.flatnonzero(stays).astype(np.int32)
+    return Survivors(
+        np.concatenate([kept, np.zeros(len(stays) - len(kept), np.int32)]), np.array([len(kept)], np.int32)
+    )
+
+
+def gather(
+    sources: list[NDArray[Any]], index: ArrayLike, axes: list[int], rows: int | None = None
+) -> list[NDArray[Any]]:
+    """Rows `index` of every array along its batch axis; beyond the index, up to `rows`, its last row again."""
+    picked = np.asarray(index, np.int64)
+    at = np.minimum(np.arange(len(picked) if rows is None else rows), len(picked) - 1)
+    return [np.take(array, picked[at], axis=axis) for array, axis in zip(sources, axes, strict=True)]

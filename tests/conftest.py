@@ -1,12 +1,17 @@
 """Fixtures that several folders share: shared files where they are, and bundles exported once a session."""
 
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+# Kernels run in Triton's interpreter, on CPU, unless `TRITON_INTERPRET=0 pytest -m cuda` asks for a real GPU. It has
+# to be said before anything imports triton, which torch.export does.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
