@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -17,12 +18,15 @@ from offramp.export.flops import flops
 from offramp.export.fuse import fuse
 from offramp.export.outputs import PER_EXIT, Outputs
 from offramp.export.partition import BlockPlan, Partition, Plan
+from offramp.export.preprocess import take_preprocess, try_preprocess
 from offramp.export.probe import Probe, batch_axis, element_bytes, make_inputs, resize
 from offramp.export.verify import Verification, onnx_reference, rows_are_independent, verify
 from offramp.export.weights import WEIGHTS, WeightFile
 from offramp.runtime.bundle import DTYPES, MANIFEST, SCHEMA, encode_number, is_axis, read_bundle
+from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import ExportError
 from offramp.runtime.files import check_new_folder, new_folder, seal, sha256_of_file
+from offramp.runtime.preprocess import Preprocess
 
 # 24 exits make 276 segments of some 20 KB each; beyond, their number would grow out of proportion.
 _MOST_BLOCKS_FOR_ALL_SEGMENTS = 24
@@ -40,7 +44,7 @@ def export_bundle(
     auxiliary: Mapping[str, Sequence[str]] | None = None,
     name: str | None = None,
     version: str = "1",
-    preprocess: Mapping[str, Any] | None = None,
+    preprocess: Preprocess | Mapping[str, Any] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
@@ -56,7 +60,9 @@ def export_bundle(
     exits: for an ONNX file, the outputs that are exits' logits, shallow to deep (default: every output);
         for a torch model, names for its exits.
     auxiliary: for an ONNX file, its other outputs by kind, {"routing": ["h_0", …]}.
-    preprocess: JSON-able metadata on how raw input becomes the model's, kept in the manifest.
+    preprocess: how raw rows become inputs: a Text or Image of offramp.runtime.preprocess, or the same as a
+        mapping, {"kind": "text", "tokenizer": "tokenizer.json", "max_length": 64, "sample": ["hello"]}. The
+        tokenizer (or sample picture) it names is copied into the bundle.
     overwrite: replace an existing bundle at `path`.
 
     Returns the path. Raises ExportError (nothing is written then) if the model can't be cut, or if the
@@ -76,7 +82,7 @@ def export_bundle(
         "version": version,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "producer": f"offramp {metadata.version('offramp')}",
-        "preprocess": dict(preprocess) if preprocess else None,
+        "preprocess": preprocess,
     }
     fused = fuse(source.model)
     with new_folder(folder, marker=MANIFEST, replace=overwrite) as temporary:
@@ -163,6 +169,9 @@ def _build(
     partition, plan = _cut(graph, probe, independent)
     labels = list(classes) if classes is not None else [str(k) for k in range(count)]
     document = {**about, "classes": labels, **_write_graphs(graph, probe, partition, plan, store, folder)}
+    if about["preprocess"] is not None:
+        inputs = {given["name"]: (given["dtype"], given["shape"]) for given in document["inputs"]}
+        document["preprocess"] = msgspec.to_builtins(take_preprocess(about["preprocess"], inputs, folder))
     for exit_, name in zip(document["exits"], source.names, strict=True):
         exit_["name"] = name
     document["files"] = {
@@ -175,7 +184,12 @@ def _build(
     result.summary.update(against=source.against, batch_difference=mixed)
     _record(document, result)
     (folder / MANIFEST).write_bytes(seal(document))
-    read_bundle(folder)
+    if document["preprocess"] is None:
+        read_bundle(folder)
+        return
+    say("trying raw rows")
+    with Cascade.load(folder) as cascade:
+        try_preprocess(cascade.bundle, cascade)
 
 
 def _cut(graph: graphs.ModelGraph, probe: Probe, independent: bool) -> tuple[Partition, Plan]:

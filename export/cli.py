@@ -25,6 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KIND=NAME,…",
         help="other outputs of an ONNX file: features, routing, external or reservation; repeatable",
     )
+    parser.add_argument(
+        "--preprocess",
+        metavar="FILE",
+        help="FILE.json (or FILE.py:FUNCTION) that says how texts or pictures become inputs; files it names are copied",
+    )
     parser.add_argument("--name", help="the model's name (default: its class, or the file's)")
     parser.add_argument("--model-version", default="1", help="the model's version (default: 1)")
     parser.add_argument("--out", type=Path, required=True, help="folder for the bundle; it appears when it's verified")
@@ -51,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
         auxiliary=auxiliary or None,
         name=args.name,
         version=args.model_version,
+        preprocess=_preprocess(args.preprocess) if args.preprocess else None,
         overwrite=args.overwrite,
         progress=lambda step: print(f"{step} …", file=sys.stderr),
     )
@@ -68,6 +74,17 @@ def _axes(value: Any) -> dict[str, dict[int, str]]:
         return {str(name): {int(k): str(v) for k, v in axes.items()} for name, axes in value.items()}
     except (AttributeError, ValueError, TypeError) as error:
         raise ExportError('--dynamic: expected {"input": {axis: "name"}}.') from error
+
+
+def _preprocess(source: str) -> Any:
+    """The spec, whose relative paths start where it is written."""
+    value = _value(source)
+    if not isinstance(value, dict):
+        return value
+    where = source if source.endswith(".json") else source.rpartition(":")[0]
+    folder = Path(where).parent if where.endswith((".json", ".py")) else Path()
+    paths = {k: str(folder / value[k]) for k in ("tokenizer", "sample") if isinstance(value.get(k), str)}
+    return value | paths
 
 
 def _value(source: str) -> Any:

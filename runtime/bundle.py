@@ -16,6 +16,7 @@ import msgspec
 from offramp.runtime import cost
 from offramp.runtime.errors import BundleError
 from offramp.runtime.files import inside, sha256_of_file, unseal
+from offramp.runtime.preprocess.spec import Preprocess, check
 
 SCHEMA = "offramp/1"
 MANIFEST = "manifest.json"
@@ -113,7 +114,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     exits: list[Exit]
     files: dict[str, File]
     digest: str
-    preprocess: dict[str, Any] | None = None
+    preprocess: Preprocess | None = None  # how raw rows become inputs
     rows_independent: bool = True  # False: a row's answer depends on its batch, so rows are run one by one
     verified: dict[str, Any] = {}
 
@@ -240,6 +241,8 @@ def _check_structure(m: Manifest, root: Path, where: Path) -> None:
     for field, shape in shapes:
         for size in shape:
             require(isinstance(size, str) or size >= 0, f"{field}.shape has the size {size}")
+    if m.preprocess is not None:
+        check(m.preprocess, {i.name: (i.dtype, i.shape) for i in m.inputs}, m.files, require)
     _check_graphs(m, root, where, require)
     for j, exit_ in enumerate(m.exits):
         require(0 <= exit_.block < len(m.blocks), f"exits[{j}].block {exit_.block} is not a block")

@@ -15,6 +15,7 @@ from offramp.runtime.gate import Gate
 from offramp.runtime.inputs import Arrays, check_inputs
 from offramp.runtime.points import FULL, Calibration, OperatingPoint, read_calibration
 from offramp.runtime.predictions import Predictions, Records
+from offramp.runtime.preprocess import Preprocessor, from_bundle
 from offramp.runtime.run import Route, Run
 from offramp.runtime.scores import LARGEST
 from offramp.runtime.session import Sessions, available_threads, check_threads, resolve_providers
@@ -40,6 +41,7 @@ class Cascade:
         self.operating_point = point
         self._sessions = sessions
         self._batch_rows = batch_rows
+        self._preprocessor: Preprocessor | None = None
         self._route = Route(self.manifest, Gate(point, len(self.manifest.exits)))
         ones, zeros = np.ones(len(self.classes), np.float32), np.zeros(len(self.classes), np.float32)
         self._gate_inputs = dict(zip(GATE_INPUTS, (ones, zeros, ones), strict=True))
@@ -87,10 +89,30 @@ class Cascade:
     def classes(self) -> list[str]:
         return self.manifest.classes
 
+    @property
+    def batch_rows(self) -> int:
+        """The most rows a block runs at once."""
+        return self._batch_rows
+
+    @property
+    def fingerprint(self) -> str:
+        """What decides the last bits of an answer beside the bundle: the library, its providers and threads."""
+        return self._sessions.fingerprint
+
     def at(self, point: str | OperatingPoint) -> Self:
         """This cascade at another operating point, over the same sessions."""
         chosen = point if isinstance(point, OperatingPoint) else self.calibration.point(point)
         return type(self)(self.bundle, self.calibration, chosen, self._sessions, self._batch_rows)
+
+    def preprocess(self, rows: Iterable[Any]) -> Arrays:
+        """Raw rows as the inputs that `predict` takes: texts, or PNG and JPEG pictures (paths, bytes, uint8 arrays).
+
+        Raises InputError if the bundle says nothing about raw rows, or naming the row at fault;
+        RuntimeUnavailable with the command that installs what is missing.
+        """
+        if self._preprocessor is None:
+            self._preprocessor = from_bundle(self.bundle)
+        return self._preprocessor(rows)
 
     def close(self) -> None:
         """Let the sessions go, for every cascade that shares them. Calls that are under way finish."""

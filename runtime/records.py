@@ -3,7 +3,9 @@
 50,000 rows x 1,000 classes x 7 exits need no memory of that size: logits stay on disk until a row is read.
 """
 
+import io
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.errors import InputError
+from offramp.runtime.files import write_atomically
 from offramp.runtime.predictions import Records
 
 SCHEMA = "offramp-records/1"
@@ -36,33 +39,94 @@ class Index(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RecordsWriter:
-    """Writes records of a known number of rows, part by part. Use it in a folder that's renamed when whole."""
+    """Writes records of a known number of rows, part by part. Use it in a folder that's renamed when whole.
 
-    def __init__(self, folder: Path, index: Index) -> None:
+    Files have their final size from the first part on and rows are written where they belong, by plain writes:
+    nothing grows in memory, and a writer that was killed can be followed by one that begins `at` a row that a
+    `sync` covered. The bytes don't depend on the parts.
+    """
+
+    def __init__(self, folder: Path, index: Index, at: int = 0) -> None:
         self._folder = folder
         self._index = index
-        self._at = 0
-        self._files: dict[str, NDArray[Any]] = {}
+        self._at = at
+        self._begun = at > 0
+        self._files: dict[str, _File] = {}
+
+    @property
+    def at(self) -> int:
+        """Rows written so far."""
+        return self._at
 
     def append(self, part: Records) -> None:
-        rows = slice(self._at, self._at + len(part))
+        """Write the next rows. Raises InputError for parts of another shape, or more rows than announced."""
+        if self._at + len(part) > self._index.rows:
+            raise InputError(f"records: {self._at + len(part)} rows come, {self._index.rows} were announced.")
         for name, values, axis in _pieces(part):
             if name not in self._files:
                 shape = list(values.shape)
                 shape[axis] = self._index.rows
-                self._files[name] = np.lib.format.open_memmap(
-                    self._folder / f"{name}.npy", mode="w+", dtype=values.dtype, shape=tuple(shape)
-                )
-            self._files[name][(slice(None),) * axis + (rows,)] = values
+                self._files[name] = _File(self._folder / f"{name}.npy", values.dtype, tuple(shape), axis, self._begun)
+            self._files[name].write(values, self._at)
         self._at += len(part)
 
+    def sync(self) -> None:
+        """Return when what was written is on the disk."""
+        for file in self._files.values():
+            os.fsync(file.stream.fileno())
+
     def close(self) -> None:
+        """Finish: all rows must be there. records.json is written last."""
         if self._at != self._index.rows:
             raise InputError(f"records: {self._at} rows were written, {self._index.rows} were announced.")
-        for array in self._files.values():
-            array.flush()  # type: ignore[attr-defined]
+        self.stop()
+        write_index(self._folder, self._index)
+
+    def stop(self) -> None:
+        """Close the files as they are, without an index."""
+        for file in self._files.values():
+            file.stream.close()
         self._files.clear()
-        (self._folder / INDEX).write_bytes(msgspec.json.format(msgspec.json.encode(self._index), indent=1))
+
+
+class _File:
+    """One .npy of its final size, rows written in place along one axis."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], axis: int, begun: bool) -> None:
+        self.path, self.dtype, self.shape, self.axis = path, dtype, shape, axis
+        header = io.BytesIO()
+        described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(header, described)
+        self._start = header.tell()
+        size = self._start + math.prod(shape) * dtype.itemsize
+        if begun and path.is_file() and path.stat().st_size == size:
+            self.stream = path.open("r+b", buffering=0)
+            return
+        if begun:
+            raise InputError(f"{path}: not the file that was begun. Record again with overwrite.")
+        self.stream = path.open("w+b", buffering=0)
+        self.stream.write(header.getvalue())
+        self.stream.truncate(size)
+
+    def write(self, values: NDArray[Any], at: int) -> None:
+        """Rows `at`… of the file. The axes in front of the rows' are few (layers), those behind are contiguous."""
+        shape = list(values.shape)
+        shape[self.axis] = self.shape[self.axis]
+        if tuple(shape) != self.shape or values.dtype != self.dtype:
+            raise InputError(
+                f"{self.path.name}: rows of {values.dtype} {values.shape} after {self.dtype} {self.shape}: "
+                "expected the same shape from every file."
+            )
+        row = math.prod(self.shape[self.axis + 1 :]) * self.dtype.itemsize
+        for k, outer in enumerate(np.ndindex(*self.shape[: self.axis])):
+            self.stream.seek(self._start + (k * self.shape[self.axis] + at) * row)
+            left = memoryview(np.ascontiguousarray(values[outer]).tobytes())
+            while len(left):
+                left = left[self.stream.write(left) :]
+
+
+def write_index(folder: Path, index: Index) -> None:
+    write_atomically(folder / INDEX, msgspec.json.format(msgspec.json.encode(index), indent=1))
 
 
 def _pieces(part: Records) -> Iterator[tuple[str, NDArray[Any], int]]:
@@ -104,8 +168,11 @@ def read_records(folder: str | Path) -> Records:
 
     Raises InputError naming the file that is missing, damaged or of another shape than records.json says.
     """
-    root = Path(folder)
-    index = read_index(root)
+    return read_arrays(Path(folder), read_index(folder))
+
+
+def read_arrays(root: Path, index: Index) -> Records:
+    """The records in a folder that holds what an index says. Errors as in `read_records`."""
     exits, rows = range(index.exits), index.rows
 
     def load(name: str, shape: tuple[int, ...], kinds: str) -> NDArray[Any]:

@@ -166,6 +166,11 @@ class Sessions:
         self._lock = threading.Lock()
         self._process = os.getpid()
 
+    @property
+    def fingerprint(self) -> str:
+        """What decides an answer's last bits beside the graphs: library, providers and threads."""
+        return f"onnxruntime {onnxruntime().__version__}, {self._providers}, {self._threads} threads"
+
     def get(self, file: str) -> RunSession:
         """Runs one of the bundle's graphs: (output names, inputs by name) -> outputs.
 

@@ -6,6 +6,13 @@ from offramp.runtime.bundle import Manifest
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.timing import typical_sizes
 
+# What `open_data` takes, for the help of commands that read data.
+DATA = (
+    "arrays: .npz, .npy or Parquet with the model's inputs and labels; raw rows, if the bundle has preprocessing: "
+    "texts in .txt, .csv, .jsonl or Parquet (column text), pictures in a folder a class or by a column path; "
+    "or a folder of such files"
+)
+
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:
     """Where and how the cascade runs."""

@@ -8,14 +8,16 @@ from typing import Any
 import msgspec
 import numpy as np
 from offramp.runtime.cascade import Cascade
-from offramp.runtime.cli.options import add_runtime
-from offramp.runtime.jobs.data import read_shard, shards
+from offramp.runtime.cli.options import DATA, add_runtime
+from offramp.runtime.errors import InputError
+from offramp.runtime.jobs.data import open_data
 from offramp.runtime.points import FULL
+from offramp.runtime.predictions import Predictions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("data", type=Path, help=".npz, .npy or Parquet with the model's inputs, or a folder of them")
+    parser.add_argument("data", type=Path, help=DATA)
     parser.add_argument("--operating-point", default=FULL, help=f"one of the bundle's (default: {FULL})")
     parser.add_argument("--probabilities", action="store_true", help="print every class's probability, too")
     parser.add_argument("--allow-nonfinite", action="store_true", help="let NaN and infinity in float inputs pass")
@@ -27,30 +29,42 @@ def run(args: argparse.Namespace) -> int:
     fetch = ("probabilities",) if args.probabilities else ()
     rows = abstained = spent = whole = 0
     with Cascade.load(args.bundle, args.device, args.operating_point, args.threads) as cascade:
-        classes = cascade.classes
-        for file in shards(args.data):
-            shard = read_shard(file, cascade.manifest)
-            out = cascade.predict(shard.inputs, fetch=fetch, allow_nonfinite=args.allow_nonfinite)
-            for i in range(len(out)):
-                label = int(out.label[i])
-                line: dict[str, Any] = {
-                    "label": label,
-                    "class": classes[label] if label >= 0 else None,
-                    "confidence": _number(out.confidence[i]),
-                    "exit": int(out.exit[i]),
-                    "abstain": bool(out.abstain[i]),
-                    "flops": int(out.flops[i]),
-                }
-                if fetch:
-                    line["probabilities"] = [_number(p) for p in out.probabilities[i]]
-                sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
-            rows += len(out)
-            abstained += int(out.abstain.sum())
-            spent += int(out.flops.sum())
-            whole += len(out) * int(cascade.row_flops(_sizes(cascade, shard.inputs))[-1])
+        for source in open_data(args.data, cascade.bundle):
+            start = 0
+            for chunk in source.chunks(0, cascade.batch_rows):
+                lines = [b""] * chunk.rows
+                for positions, inputs in chunk.parts:
+                    try:
+                        out = cascade.predict(inputs, fetch=fetch, allow_nonfinite=args.allow_nonfinite)
+                    except InputError as error:
+                        last = start + chunk.rows - 1
+                        raise InputError(f"{source.name}, in rows {start} to {last}: {error}") from error
+                    for i, position in enumerate(positions):
+                        lines[position] = msgspec.json.encode(_line(out, i, cascade.classes, bool(fetch)))
+                    abstained += int(out.abstain.sum())
+                    spent += int(out.flops.sum())
+                    whole += len(out) * int(cascade.row_flops(_sizes(cascade, inputs))[-1])
+                sys.stdout.write("".join(line.decode() + "\n" for line in lines))
+                start += chunk.rows
+            rows += start
     saved = 1 - spent / whole if whole else 0.0
     print(f"{rows} rows, {abstained} abstained, {saved:.1%} of the full model's FLOPs saved", file=sys.stderr)
     return 0
+
+
+def _line(out: Predictions, row: int, classes: list[str], probabilities: bool) -> dict[str, Any]:
+    label = int(out.label[row])
+    line: dict[str, Any] = {
+        "label": label,
+        "class": classes[label] if label >= 0 else None,
+        "confidence": _number(out.confidence[row]),
+        "exit": int(out.exit[row]),
+        "abstain": bool(out.abstain[row]),
+        "flops": int(out.flops[row]),
+    }
+    if probabilities:
+        line["probabilities"] = [_number(p) for p in out.probabilities[row]]
+    return line
 
 
 def _number(value: float) -> float | None:

@@ -25,8 +25,18 @@ def bar(title: str) -> Iterator[Advance]:
         yield _Lines(title)
         return
     with Progress(console=console) as progress:
-        task = progress.add_task(title)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        task = progress.add_task(title, start=False, total=None)
+        begun = False
+
+        def advance(done: int, total: int) -> None:
+            nonlocal begun
+            if begun:
+                progress.update(task, completed=done, total=total)
+            else:  # the time left counts from here, not from what an earlier run did
+                progress.reset(task, start=True, completed=done, total=total)
+                begun = True
+
+        yield advance
 
 
 class _Lines:
@@ -37,12 +47,16 @@ class _Lines:
     def __init__(self, title: str) -> None:
         self._title = title
         self._started = self._last = time.monotonic()
+        self._first: int | None = None  # what was done before, by a run that was cut short
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
+        if self._first is None:
+            self._first, self._started = done, now
         if now - self._last < self._EVERY and done < total:
             return
         self._last = now
         spent = now - self._started
-        left = f", {spent / done * (total - done):.0f} s left" if 0 < done < total else f" in {spent:.1f} s"
+        made = done - self._first
+        left = f", {spent / made * (total - done):.0f} s left" if made and done < total else f" in {spent:.1f} s"
         print(f"{self._title}: {done}/{total}{left}", file=sys.stderr)

@@ -5,18 +5,19 @@ import sys
 from pathlib import Path
 
 from offramp.runtime.cascade import Cascade
-from offramp.runtime.cli.options import add_runtime
+from offramp.runtime.cli.options import DATA, add_runtime
 from offramp.runtime.cli.progress import bar
-from offramp.runtime.jobs.data import LABELS
 from offramp.runtime.jobs.record import record
+from offramp.runtime.jobs.tables import LABELS
 from offramp.runtime.records import read_index
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("data", type=Path, help=".npz, .npy or Parquet with the model's inputs and labels, or a folder")
+    parser.add_argument("data", type=Path, help=DATA)
     parser.add_argument("--out", type=Path, required=True, help="folder for the records; it appears when it's whole")
     parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    parser.add_argument("--half", action="store_true", help="store logits as float16 where that keeps the ranking")
     parser.add_argument("--allow-nonfinite", action="store_true", help="let NaN and infinity in float inputs pass")
     add_runtime(parser)
 
@@ -32,10 +33,14 @@ def run(args: argparse.Namespace) -> int:
             args.out,
             overwrite=args.overwrite,
             allow_nonfinite=args.allow_nonfinite,
+            half=args.half,
             progress=progress,
+            say=lambda text: print(f"note: {text}", file=sys.stderr),
         )
     index = read_index(args.out)
     print(f"records of {index.rows} rows at {index.exits} exits in {args.out}")
     if not index.labelled:
-        print(f"note: {args.data} has no `{LABELS}` column, so these records can't be calibrated on", file=sys.stderr)
+        print(
+            f"note: {args.data} has no `{LABELS[0]}` column, so these records can't be calibrated on", file=sys.stderr
+        )
     return 0

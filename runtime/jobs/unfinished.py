@@ -1,0 +1,125 @@
+"""Work that survives being killed: a hidden folder beside the result, with a lock and a journal of what is done."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+from offramp.runtime.errors import InputError
+from offramp.runtime.files import check_new_folder, put_in_place, remove_abandoned, write_atomically
+
+JOURNAL = "journal.json"
+_LOCK = "lock"
+
+
+class Unfinished:
+    """The hidden folder `.NAME.unfinished`: `work` becomes the result, the journal says how far it is.
+
+    Held by one process at a time. It outlives the process, unless `discard` or `finish` ends it.
+    """
+
+    def __init__(self, target: Path, marker: str, replace: bool) -> None:
+        self._target, self._marker, self._replace = target, marker, replace
+        self.folder = folder_of(target)
+        self.work = self.folder / "work"
+
+    def read(self, kind: type[Any]) -> Any:
+        """The journal of an earlier process, or None where there is none that can be read."""
+        try:
+            return msgspec.json.decode((self.folder / JOURNAL).read_bytes(), type=kind)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+
+    def write(self, journal: Any) -> None:
+        write_atomically(self.folder / JOURNAL, msgspec.json.encode(journal))
+
+    def restart(self) -> None:
+        """Forget what an earlier process did."""
+        (self.folder / JOURNAL).unlink(missing_ok=True)
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir()
+
+    def finish(self) -> None:
+        """`work` is whole: make it the result."""
+        # Somebody else may have written there meanwhile.
+        check_new_folder(self._target, marker=self._marker, replace=self._replace)
+        put_in_place(self.work, self._target)
+        self.discard()
+
+    def discard(self) -> None:
+        for path in self.folder.iterdir():
+            if path.name == _LOCK:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        # The lock goes last: whoever waits for it finds that its file is gone, and looks again.
+        with suppress(OSError):
+            (self.folder / _LOCK).unlink()
+            self.folder.rmdir()
+
+
+def folder_of(target: Path) -> Path:
+    return target.with_name(f".{target.name}.unfinished")
+
+
+@contextmanager
+def unfinished(target: Path, *, marker: str, replace: bool, keep: Path | None = None) -> Iterator[Unfinished]:
+    """Hold the unfinished work for `target`. marker, replace, keep: as for `files.new_folder`.
+
+    Raises InputError if another process holds it, or `target` exists and isn't to be replaced.
+    """
+    target = target.absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    found = Unfinished(target, marker, replace)
+    lock = _lock(found.folder, target)
+    try:
+        remove_abandoned(target)
+        try:
+            check_new_folder(target, marker=marker, replace=replace, keep=keep)
+        except InputError:
+            if not found.work.exists():  # just made, or left by a process killed after its result was in place
+                found.discard()
+            raise
+        yield found
+    finally:
+        lock.close()
+
+
+def _lock(folder: Path, target: Path) -> IO[bytes]:
+    """An exclusive lock on the folder, released when the file is closed or the process ends, however it ends."""
+    while True:
+        folder.mkdir(exist_ok=True)
+        try:
+            file = (folder / _LOCK).open("ab")
+        except FileNotFoundError:  # its holder has just finished and removed the folder
+            continue
+        try:
+            _hold(file)
+            held, there = os.fstat(file.fileno()), (folder / _LOCK).stat()
+            if (held.st_ino, held.st_dev) == (there.st_ino, there.st_dev):
+                return file
+            file.close()
+        except FileNotFoundError:
+            file.close()
+        except OSError as error:
+            file.close()
+            raise InputError(
+                f"{target}: another process is writing it. Wait for it to end, or choose another place."
+            ) from error
+
+
+def _hold(file: IO[bytes]) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
