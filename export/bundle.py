@@ -20,11 +20,12 @@ from offramp.export.outputs import PER_EXIT, Outputs
 from offramp.export.partition import BlockPlan, Partition, Plan
 from offramp.export.preprocess import take_preprocess, try_preprocess
 from offramp.export.probe import Probe, batch_axis, element_bytes, make_inputs, resize
-from offramp.export.verify import Verification, onnx_reference, rows_are_independent, verify
+from offramp.export.verify import Verification, onnx_reference, rows_are_independent, verify, verify_cascade
 from offramp.export.weights import WEIGHTS, WeightFile
+from offramp.export.whole import WholeWriter
 from offramp.runtime.bundle import DTYPES, MANIFEST, SCHEMA, encode_number, is_axis, read_bundle
 from offramp.runtime.cascade import Cascade
-from offramp.runtime.errors import ExportError
+from offramp.runtime.errors import BundleError, ExportError
 from offramp.runtime.files import check_new_folder, new_folder, seal, sha256_of_file
 from offramp.runtime.preprocess import Preprocess
 
@@ -184,12 +185,39 @@ def _build(
     result.summary.update(against=source.against, batch_difference=mixed)
     _record(document, result)
     (folder / MANIFEST).write_bytes(seal(document))
+    if len(plan.blocks) > 1:
+        say("nesting the blocks into one graph")
+        protos = _plain_blocks(graph, probe, plan, store)
+        _add_cascade(folder, document, protos, probe, source.reference, say)
     if document["preprocess"] is None:
         read_bundle(folder)
         return
     say("trying raw rows")
     with Cascade.load(folder) as cascade:
         try_preprocess(cascade.bundle, cascade)
+
+
+def _add_cascade(
+    folder: Path,
+    document: dict[str, Any],
+    protos: list[onnx.ModelProto],
+    probe: Probe,
+    reference: Reference,
+    say: Progress,
+) -> None:
+    """Add the graph that holds the whole cascade, or nothing if it doesn't give what the blocks give."""
+    count = len(protos)
+    file = folder / "cascade.onnx"
+    try:
+        onnx.save(WholeWriter(document, protos).proto(), file)
+        files = {**document["files"], file.name: {"sha256": sha256_of_file(file), "bytes": file.stat().st_size}}
+        nested = {"file": file.name, "gates": count, "exits": list(range(count))}
+        (folder / MANIFEST).write_bytes(seal({**document, "files": files, "cascade": nested}))
+        verify_cascade(folder, probe, reference)
+    except (ExportError, BundleError) as error:
+        say(f"without a graph for the whole cascade: {error}")
+        file.unlink()
+        (folder / MANIFEST).write_bytes(seal(document))
 
 
 def _cut(graph: graphs.ModelGraph, probe: Probe, independent: bool) -> tuple[Partition, Plan]:
@@ -347,6 +375,20 @@ def _write_graphs(
         for n, (dtype, shape) in graph.inputs.items()
     ]
     return {"inputs": inputs, "tensors": tensors, "blocks": blocks, "segments": segments, "exits": exits}
+
+
+def _plain_blocks(graph: graphs.ModelGraph, probe: Probe, plan: Plan, store: WeightFile) -> list[onnx.ModelProto]:
+    """Every block with a gate that has no calibration inputs: what the graph of the whole cascade is made of."""
+    writer = BlockWriter(graph, probe.shapes, store)
+    classes = int((probe.shapes[graph.outputs.logits[0]] or [])[1].constant or 0)
+    protos = []
+    for j, block in enumerate(plan.blocks):
+        logits = graph.outputs.logits[j]
+        gate = (logits, f"offramp.label_{j}", f"offramp.score_{j}", classes)
+        protos.append(
+            writer.proto(block.ops, block.inputs, list(dict.fromkeys([*block.carried, logits])), gate, plain=True)
+        )
+    return protos
 
 
 def _spans(blocks: int) -> list[tuple[int, int]]:

@@ -33,9 +33,15 @@ class BlockWriter:
         self._store = store
 
     def proto(
-        self, ops: list[Op], inputs: list[str], outputs: list[str], gate: tuple[str, str, str, int] | None
+        self,
+        ops: list[Op],
+        inputs: list[str],
+        outputs: list[str],
+        gate: tuple[str, str, str, int],
+        *,
+        plain: bool = False,
     ) -> onnx.ModelProto:
-        """One graph. gate: (logits, label, score, classes), or None for a graph that ends in no exit."""
+        """One graph. gate: (logits, label, score, classes). plain: a gate without scale, bias and temperature."""
         made = {name for op in ops for name in op.outputs}
         there = made | set(inputs)
         nodes: list[onnx.NodeProto] = []
@@ -53,16 +59,15 @@ class BlockWriter:
                 nodes.append(helper.make_node("Identity", [name], [name]))
         value_inputs = [self._value(name) for name in inputs]
         value_outputs = [self._value(name) for name in outputs]
-        if gate is not None:
-            logits, label, score, classes = gate
-            extra, more = gate_nodes(logits, self._graph.dtypes[logits].value, classes, label, score)
-            nodes += extra
-            constants |= {c.name: c for c in more}
-            value_inputs += gate_inputs(classes)
-            value_outputs += [
-                helper.make_tensor_value_info(label, onnx.TensorProto.INT64, ["batch"]),
-                helper.make_tensor_value_info(score, onnx.TensorProto.FLOAT, ["batch"]),
-            ]
+        logits, label, score, classes = gate
+        extra, more = gate_nodes(logits, self._graph.dtypes[logits].value, classes, label, score, plain=plain)
+        nodes += extra
+        constants |= {c.name: c for c in more}
+        value_inputs += [] if plain else gate_inputs(classes)
+        value_outputs += [
+            helper.make_tensor_value_info(label, onnx.TensorProto.INT64, ["batch"]),
+            helper.make_tensor_value_info(score, onnx.TensorProto.FLOAT, ["batch"]),
+        ]
         body = helper.make_graph(nodes, "block", value_inputs, value_outputs, list(constants.values()))
         return helper.make_model(
             body,

@@ -22,9 +22,12 @@ def gate_inputs(classes: int) -> list[onnx.ValueInfoProto]:
 
 
 def gate_nodes(
-    logits: str, dtype: int, classes: int, label: str, score: str
+    logits: str, dtype: int, classes: int, label: str, score: str, *, plain: bool = False
 ) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
-    """Nodes and constants from `logits` (batch, C) to `label` int64 (batch,) and `score` float32 (batch,)."""
+    """Nodes and constants from `logits` (batch, C) to `label` int64 (batch,) and `score` float32 (batch,).
+
+    plain: scale 1, bias 0 and temperature 1, without the operations that they would take.
+    """
     scale, bias, inv_temperature = GATE_INPUTS
     prefix = f"{score}."
     nodes: list[onnx.NodeProto] = []
@@ -40,18 +43,27 @@ def gate_nodes(
         return prefix + name
 
     low, high = constant("low", -_LIMIT, np.float32), constant("high", _LIMIT, np.float32)
-    axis, nothing = constant("axis", [1], np.int64), constant("nothing", -np.inf, np.float32)
+    axis = constant("axis", [1], np.int64)
     raw = logits if dtype == onnx.TensorProto.FLOAT else node("Cast", logits, to=onnx.TensorProto.FLOAT)
-    z = node("Add", node("Mul", raw, scale), bias)
-    top = node("ArgMax", z, axis=1, keepdims=1)
-    # Scaled before the differences are taken; a temperature of 1, the usual one, rounds nothing.
-    scaled = node("Clip", node("Mul", z, node("Gather", inv_temperature, top)), low, high)
-    rest = node("Where", node("Equal", constant("classes", range(classes), np.int64), top), nothing, scaled)
+    if plain:
+        top = node("ArgMax", raw, axis=1, keepdims=0, output=label)
+        scaled = node("Clip", raw, low, high)
+        masked = node(
+            "OneHot", top, constant("depth", classes, np.int64), constant("mask", [0, -np.inf], np.float32), axis=1
+        )
+        rest = node("Add", scaled, masked)
+    else:
+        z = node("Add", node("Mul", raw, scale), bias)
+        top = node("ArgMax", z, axis=1, keepdims=1)
+        # Scaled before the differences are taken; a temperature of 1, the usual one, rounds nothing.
+        scaled = node("Clip", node("Mul", z, node("Gather", inv_temperature, top)), low, high)
+        nothing = constant("nothing", -np.inf, np.float32)
+        rest = node("Where", node("Equal", constant("classes", range(classes), np.int64), top), nothing, scaled)
+        node("Squeeze", top, axis, output=label)
     runner_up = node("ReduceMax", rest, axis, keepdims=1)
     if classes == 1:  # a sole class has no rest: with the clipping limit for its maximum the score saturates
         runner_up = node("Max", runner_up, low)
     lead = node("Sub", node("ReduceMax", scaled, axis, keepdims=1), runner_up)
     crowd = node("ReduceLogSumExp", node("Sub", rest, runner_up), axis, keepdims=1)
     node("Squeeze", node("Clip", node("Sub", lead, crowd), low, high), axis, output=score)
-    node("Squeeze", top, axis, output=label)
     return nodes, constants

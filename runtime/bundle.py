@@ -28,6 +28,11 @@ GATE_INPUTS = ("gate.scale", "gate.bias", "gate.inv_temperature")
 DTYPES = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()  # noqa: SIM905
 )
+# Of the graph that holds a whole cascade: what every row got at every open exit it reached, exit after exit.
+# It takes a float32 threshold an exit but the last, and whether that exit is open at all.
+CASCADE_INPUTS = ("gate.thresholds", "gate.open")
+CASCADE_OUTPUTS = ("cascade.label", "cascade.score", "cascade.logits")
+
 Dimension = int | str
 _LARGEST_DOCUMENT = 256 * 2**20
 
@@ -93,6 +98,17 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     reservation: str | None = None
 
 
+class CascadeGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """One graph with all blocks, gates and compactions in it: rows leave and the rest goes on inside.
+
+    It has `gates` exits, the last one always open; exits[j] is the one that the manifest's exit j is.
+    """
+
+    file: str
+    gates: int
+    exits: list[int]
+
+
 class File(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     bytes: int
@@ -112,6 +128,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     blocks: list[Block]
     segments: list[Segment]
     exits: list[Exit]
+    cascade: CascadeGraph | None = None  # None: rows go from block to block, each a graph of its own
     files: dict[str, File]
     digest: str
     preprocess: Preprocess | None = None  # how raw rows become inputs
@@ -251,6 +268,17 @@ def _check_structure(m: Manifest, root: Path, where: Path) -> None:
         for name in (exit_.logits, exit_.label, exit_.score):
             require(name in made, f"exits[{j}] names {name!r}, which blocks[{exit_.block}] doesn't give")
     require(m.blocks[-1].exit == len(m.exits) - 1, "the last block doesn't end in the last exit")
+    if m.cascade is not None:
+        numbers = m.cascade.exits
+        inside(root, m.cascade.file, where=f"{where}: cascade.file")
+        require(m.cascade.file in m.files, f"cascade.file {m.cascade.file!r} is not in files")
+        require(
+            len(numbers) == len(m.exits)
+            and numbers == sorted(set(numbers))
+            and numbers[0] >= 0
+            and numbers[-1] == m.cascade.gates - 1,
+            f"cascade.exits {numbers} doesn't give each of {len(m.exits)} exits one of {m.cascade.gates} gates",
+        )
     order = [e.block for e in m.exits]
     require(order == sorted(set(order)), "exits are not in the order of their blocks")
 

@@ -1,5 +1,6 @@
 """The cascade: blocks in series, a gate after each, and only the rows that stay go on."""
 
+import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,14 +10,25 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from offramp.runtime.bundle import GATE_INPUTS, Block, Bundle, Manifest, Segment, read_bundle
+from offramp.runtime.bundle import (
+    CASCADE_INPUTS,
+    CASCADE_OUTPUTS,
+    GATE_INPUTS,
+    Block,
+    Bundle,
+    Manifest,
+    Segment,
+    read_bundle,
+)
 from offramp.runtime.errors import InputError
 from offramp.runtime.gate import Gate
 from offramp.runtime.inputs import Arrays, check_inputs
+from offramp.runtime.nested import answer_nested
 from offramp.runtime.points import FULL, Calibration, OperatingPoint, read_calibration
 from offramp.runtime.predictions import Predictions, Records
 from offramp.runtime.preprocess import Preprocessor, from_bundle
-from offramp.runtime.run import Route, Run
+from offramp.runtime.route import Route
+from offramp.runtime.run import Run
 from offramp.runtime.scores import LARGEST
 from offramp.runtime.session import Sessions, available_threads, check_threads, resolve_providers
 from offramp.runtime.stages import plan
@@ -45,6 +57,7 @@ class Cascade:
         self._route = Route(self.manifest, Gate(point, len(self.manifest.exits)))
         ones, zeros = np.ones(len(self.classes), np.float32), np.zeros(len(self.classes), np.float32)
         self._gate_inputs = dict(zip(GATE_INPUTS, (ones, zeros, ones), strict=True))
+        self._switches = self._one_graph()
         _warn_of_dead_exits(point)
 
     @classmethod
@@ -77,9 +90,33 @@ class Cascade:
         chosen = resolve_providers(device, providers)
         sessions = Sessions(bundle, threads=threads or available_threads(), providers=chosen)
         cascade = cls(bundle, calibration, point, sessions, batch_rows)
-        for stage in cascade._route.stages:  # what this point needs; other points' graphs when they are asked for
-            sessions.get(stage.graph.file)
+        nested = bundle.manifest.cascade
+        # What this point needs; other graphs when they are asked for.
+        if cascade._switches is not None and nested is not None:
+            sessions.get(nested.file)
+        else:
+            for stage in cascade._route.stages:
+                sessions.get(stage.graph.file)
         return cascade
+
+    def _one_graph(self) -> dict[str, NDArray[Any]] | None:
+        """Thresholds and switches for the graph that holds the whole cascade; None where blocks run one by one.
+
+        That graph asks exits for nothing but a score that reaches a threshold, on the CPU. A threshold of -inf
+        lets NaN leave too, which it can't say; and what runs as one graph anyway needs no gates.
+        """
+        nested, thresholds = self.manifest.cascade, self.operating_point.thresholds
+        if nested is None or len(self._route.stages) == 1 or -math.inf in thresholds[:-1] or not self._sessions.cpu:
+            return None
+        bars = np.full(nested.gates - 1, np.inf, np.float32)
+        for gate, threshold in zip(nested.exits[:-1], thresholds[:-1], strict=True):
+            bars[gate] = _round_up(threshold)
+        return dict(zip(CASCADE_INPUTS, (bars, bars < np.inf), strict=True))
+
+    def _whole(self, arrays: Mapping[str, Any]) -> list[Any]:
+        assert self.manifest.cascade is not None
+        assert self._switches is not None
+        return self._run(self.manifest.cascade.file, {**self._switches, **arrays}, list(CASCADE_OUTPUTS))
 
     @property
     def manifest(self) -> Manifest:
@@ -154,10 +191,14 @@ class Cascade:
             if kind not in FETCHABLE:
                 raise InputError(f"fetch has {kind!r}, expected any of {FETCHABLE}.")
         arrays, sizes = check_inputs(inputs, self.manifest, allow_nonfinite=allow_nonfinite)
-        run = Run(self._route, self._values, arrays, sizes, wanted, self._batch_rows)
-        return run.answer(
-            wanted, lambda kind: self.predict(inputs, fetch=(kind,), allow_nonfinite=allow_nonfinite)._get(kind)
-        )
+        limit = self._batch_rows if self.manifest.rows_independent else 1
+
+        def again(kind: str) -> Any:
+            return self.predict(inputs, fetch=(kind,), allow_nonfinite=allow_nonfinite)._get(kind)
+
+        if self._switches is not None and "routing" not in wanted and not self._route.needs_routing:
+            return answer_nested(self._route, self._whole, arrays, sizes, wanted, limit, again)
+        return Run(self._route, self._values, arrays, sizes, wanted, limit).answer(wanted, again)
 
     def record(self, inputs: Mapping[str, Any], *, allow_nonfinite: bool = False) -> Records:
         """Run every exit for every row; nothing leaves. Inputs and errors as in `predict`."""
@@ -222,16 +263,26 @@ class Cascade:
         feed = self._gate_inputs.copy()
         for name in graph.inputs:
             feed[name] = state[name]
-        run = self._sessions.get(graph.file)
+        return self._run(graph.file, feed, outputs)
+
+    def _run(self, file: str, feed: Mapping[str, Any], outputs: list[str]) -> list[Any]:
+        run = self._sessions.get(file)
         try:
             return run(outputs, feed)
         except Exception as error:  # ONNX Runtime's exceptions have no base of their own
             if "llocat" in str(error) or "CUDA" in str(error):
                 raise
             raise InputError(
-                f"{graph.file} can't run on these values ({reason(error)}): "
+                f"{file} can't run on these values ({reason(error)}): "
                 "for instance an id outside the vocabulary, or a row longer than the model takes."
             ) from error
+
+
+def _round_up(threshold: float) -> np.float32:
+    """The least float32 that isn't below: a float32 score reaches the one exactly if it reaches the other."""
+    with np.errstate(over="ignore"):
+        near = np.float32(threshold)
+    return near if float(near) >= threshold else np.nextafter(near, np.float32(np.inf))
 
 
 def reason(error: Exception) -> str:

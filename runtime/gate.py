@@ -34,8 +34,12 @@ def _reached(score: NDArray[Any], threshold: float) -> NDArray[np.bool_]:
     rows = len(score)
     if threshold == -math.inf:
         return _all(rows, True)
-    if rows <= _FEW_ROWS and not any(s >= threshold for s in score.tolist()):
-        return _all(rows, False)
+    if rows <= _FEW_ROWS:
+        reached = [s >= threshold for s in score.tolist()]
+        if not any(reached):
+            return _all(rows, False)
+        if all(reached):
+            return _all(rows, True)
     return np.asarray(score, np.float64) >= threshold
 
 
@@ -69,11 +73,17 @@ class Decision:
 
     @cached_property
     def confidence(self) -> NDArray[np.float64]:
-        return sigmoid(self.log_odds)
+        if len(self.leave) > _FEW_ROWS:
+            return sigmoid(self.log_odds)
+        odds = self.log_odds.tolist()
+        small = np.exp([-abs(s) for s in odds]).tolist()  # as sigmoid does it, with one call into numpy
+        return np.array([(1.0 if s >= 0 else e) / (1.0 + e) for s, e in zip(odds, small, strict=True)])
 
     @cached_property
     def abstain(self) -> NDArray[np.bool_]:
-        return ~(self.log_odds >= self._below)
+        if len(self.leave) > _FEW_ROWS:
+            return ~(self.log_odds >= self._below)
+        return np.array([not s >= self._below for s in self.log_odds.tolist()])
 
 
 class Gate:

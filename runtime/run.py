@@ -1,123 +1,20 @@
 """One call of predict: rows wait in front of each stage, run in batches, and leave or go on."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from offramp.runtime import cost
-from offramp.runtime.bundle import Block, Manifest, Segment
-from offramp.runtime.gate import Gate, State
+from offramp.runtime.answers import Answers
+from offramp.runtime.bundle import Block, Segment
+from offramp.runtime.gate import State
 from offramp.runtime.inputs import Arrays
 from offramp.runtime.predictions import Predictions
-from offramp.runtime.stages import plan, row_bytes
+from offramp.runtime.route import Route, Step
 from offramp.runtime.survivors import GONE, Ids, Scratch, Survivors, gathering_pays
 
 RunGraph = Callable[[Block | Segment, Mapping[str, Any], list[str]], list[Any]]
 """Runs one graph of a bundle on the state in front of it; gives the values of the outputs asked for."""
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What follows from the axis sizes of a request, for one row.
-
-    exits: int64 (J,), cumulative FLOPs of leaving at each exit, as the manifest's blocks state them.
-    stages: FLOPs of each stage's graph. waiting: bytes of a row's state in front of each stage.
-    blocks: each stage's FLOPs shared out over the blocks it covers, as (block, FLOPs).
-    """
-
-    exits: NDArray[np.int64]
-    stages: tuple[int, ...]
-    waiting: tuple[int, ...]
-    blocks: tuple[tuple[tuple[int, int], ...], ...]
-
-
-@dataclass(frozen=True)
-class Step:
-    """A stage, ready to run: everything about it that doesn't change between calls.
-
-    outputs: to fetch. label, score, logits: their names (logits None if they aren't fetched). layers: routing
-    outputs with their layer's number. seen: layers run by this exit. following: {tensor: batch axis} of the
-    state in front of the next stage.
-    """
-
-    graph: Block | Segment
-    exit: int | None
-    outputs: list[str]
-    label: str
-    score: str
-    logits: str | None
-    layers: tuple[tuple[str, int], ...]
-    seen: int
-    following: Mapping[str, int]
-
-
-class Route:
-    """What all calls at one operating point share: stages, what to ask of each, and what rows cost."""
-
-    def __init__(self, manifest: Manifest, gate: Gate) -> None:
-        self.manifest = manifest
-        self.gate = gate
-        self.stages = plan(manifest, gate.point.exits)
-        self.needs_routing = any("routing" in gate.needs(j) for j in gate.point.exits)
-        self._layer = {name: k for k, name in enumerate(manifest.routing)}
-        self._steps = {
-            (logits, routing): [self._step(k, logits, routing) for k in range(len(self.stages))]
-            for logits in (False, True)
-            for routing in (False, True)
-        }
-        # Requests come in few sizes; evaluating the expressions anew costs more than a small block's gate.
-        self._costs = lru_cache(maxsize=1024)(self._evaluate)
-
-    def _step(self, k: int, logits: bool, routing: bool) -> "Step":
-        stage, manifest = self.stages[k], self.manifest
-        outputs = [name for name in stage.passes if name in stage.graph.outputs]
-        following = self.stages[k + 1].waits if k + 1 < len(self.stages) else {}
-        exit_ = None if stage.exit is None else manifest.exits[stage.exit]
-        if exit_ is not None:
-            outputs += [exit_.label, exit_.score]
-            if logits or self.gate.needs(stage.exit or 0) & {"logits", "entropy"}:
-                outputs.append(exit_.logits)
-        layers = [n for n in manifest.routing if n in stage.graph.outputs] if routing else []
-        return Step(
-            graph=stage.graph,
-            exit=stage.exit,
-            outputs=list(dict.fromkeys([*outputs, *layers])),
-            label="" if exit_ is None else exit_.label,
-            score="" if exit_ is None else exit_.score,
-            logits=exit_.logits if exit_ is not None and exit_.logits in outputs else None,
-            layers=tuple((name, self._layer[name]) for name in layers),
-            seen=0 if exit_ is None else len(exit_.routing),
-            following=following,
-        )
-
-    def steps(self, *, logits: bool, routing: bool) -> "list[Step]":
-        """The stages with what is to be fetched of each."""
-        return self._steps[logits, routing]
-
-    def costs(self, sizes: Mapping[str, int]) -> Costs:
-        return self._costs(tuple((axis, size) for axis, size in sizes.items() if axis != "batch"))
-
-    def _evaluate(self, sizes: tuple[tuple[str, int], ...]) -> Costs:
-        manifest, alone = self.manifest, {**dict(sizes), "batch": 1}
-        by_block = [cost.evaluate(block.flops, alone) for block in manifest.blocks]
-        spent = np.cumsum(by_block)
-        exits = np.asarray([spent[e.block] for e in manifest.exits], np.int64)
-        exits.flags.writeable = False  # every call of this size shares it
-        stages = tuple(cost.evaluate(stage.graph.flops, alone) for stage in self.stages)
-        shares = []
-        for stage, flops in zip(self.stages, stages, strict=True):
-            covered = range(stage.blocks[0], stage.blocks[1] + 1)
-            nominal = sum(by_block[k] for k in covered)
-            shares.append(tuple((k, round(flops * by_block[k] / nominal) if nominal else 0) for k in covered))
-        return Costs(
-            exits=exits,
-            stages=stages,
-            waiting=tuple(row_bytes(manifest, stage, alone) for stage in self.stages),
-            blocks=tuple(shares),
-        )
 
 
 _scratch = Scratch()
@@ -133,25 +30,20 @@ class Run:
         arrays: Arrays,
         sizes: Mapping[str, int],
         fetch: tuple[str, ...],
-        batch_rows: int,
+        limit: int,
     ) -> None:
-        """arrays, sizes: checked inputs. fetch: what to bring beside the answers. batch_rows: rows run at once."""
+        """arrays, sizes: checked inputs. fetch: what to bring beside the answers. limit: rows run at once."""
         rows = sizes["batch"]
         self._route, self._gate, self._run_graph, self._arrays, self._rows = route, route.gate, run_graph, arrays, rows
         self._costs = route.costs(sizes)
-        self._limit = batch_rows if route.manifest.rows_independent else 1
-        classes, layers = len(route.manifest.classes), len(route.manifest.routing)
-        self._probabilities = np.zeros((rows, classes), np.float32) if "probabilities" in fetch else None
+        self._limit = limit
+        self._answers = Answers(rows, len(route.manifest.classes) if "probabilities" in fetch else None)
+        layers = len(route.manifest.routing)
         routed = "routing" in fetch or route.needs_routing
         self._routing = np.full((layers, rows), np.nan, np.float32) if routed else None
-        self._steps = route.steps(logits=self._probabilities is not None, routing=routed)
+        self._steps = route.steps(logits=self._answers.probabilities is not None, routing=routed)
         self._ran = [0] * len(self._steps)  # rows, those that rode along included
         self._state: State | None = None
-        self._label = np.zeros(rows, np.int64)
-        self._confidence = np.zeros(rows, np.float64)
-        self._score = np.zeros(rows, np.float32)
-        self._exit = np.zeros(rows, np.int32)
-        self._abstain = np.zeros(rows, np.bool_)
 
     def answer(self, fetch: tuple[str, ...], again: Callable[[str], Any]) -> Predictions:
         """Run everything. again: how to get what wasn't fetched."""
@@ -159,26 +51,19 @@ class Run:
             self._straight_through()
         elif self._rows:
             self._through_queues()
-        kinds = {"probabilities": self._probabilities, "routing": self._routing}
+        answers = self._answers
+        kinds = {"probabilities": answers.probabilities, "routing": self._routing}
         return Predictions(
-            label=self._label,
-            confidence=self._confidence,
-            score=self._score,
-            exit=self._exit,
-            abstain=self._abstain,
-            flops=self._costs.exits[self._exit],
-            executed=self._executed(),
+            label=answers.label,
+            confidence=answers.confidence,
+            score=answers.score,
+            exit=answers.exit,
+            abstain=answers.abstain,
+            flops=self._costs.exits[answers.exit],
+            executed=self._costs.executed(self._ran),
             _fetched={kind: kinds[kind] for kind in fetch},
             _again=again,
         )
-
-    def _executed(self) -> tuple[int, ...]:
-        """FLOPs really run, by block. A segment's are shared out over its blocks as theirs would be."""
-        spent = [0] * len(self._route.manifest.blocks)
-        for rows, parts in zip(self._ran, self._costs.blocks, strict=True):
-            for k, flops in parts:
-                spent[k] += rows * flops
-        return tuple(spent)
 
     def _straight_through(self) -> None:
         """All rows fit in one batch: it goes from stage to stage, and queues would only cost time.
@@ -256,14 +141,9 @@ class Run:
         leave = decision.leave if here is None else decision.leave & here
         if here is not None and not leave.any():
             return here
-        rows, score = ids[leave], score[leave]
-        self._label[rows] = np.where(np.isnan(score), -1, label[leave])
-        self._confidence[rows] = decision.confidence[leave]
-        self._score[rows] = score
-        self._exit[rows] = j
-        self._abstain[rows] = decision.abstain[leave]
-        if self._probabilities is not None and step.logits is not None:
-            self._keep_probabilities(j, made[step.logits], aux or {}, rows, leave)
+        rows = self._answers.keep(j, decision, leave, ids, label, score)
+        if self._answers.probabilities is not None and aux is not None:
+            self._answers.keep_probabilities(rows, leave, self._gate.calibrators[j], aux)
         return ~leave if here is None else here & ~leave
 
     def _aux(self, step: Step, made: Arrays, ids: Ids) -> Arrays:
@@ -278,17 +158,6 @@ class Run:
             self._routing[layer, ids] = values
         else:
             self._routing[layer, ids[here]] = values[here]
-
-    def _keep_probabilities(
-        self, j: int, logits: NDArray[Any], aux: Arrays, rows: Ids, leave: NDArray[np.bool_]
-    ) -> None:
-        assert self._probabilities is not None
-        unknown = np.isnan(self._score[rows])
-        self._probabilities[rows[unknown]] = np.nan
-        known = leave.copy()
-        known[leave] = ~unknown
-        given = {"routing": aux["routing"][:, known]} if "routing" in aux else {}
-        self._probabilities[rows[~unknown]] = self._gate.calibrators[j].apply(logits[known], given)
 
     def _remember(self, state: State, ids: Ids, here: NDArray[np.bool_] | None) -> None:
         if self._state is None:

@@ -165,6 +165,7 @@ class Sessions:
         self._open: dict[str, RunSession] | None = {}
         self._lock = threading.Lock()
         self._process = os.getpid()
+        self.cpu = [p[0] if isinstance(p, tuple) else p for p in providers] == _PROVIDERS["cpu"]
 
     @property
     def fingerprint(self) -> str:

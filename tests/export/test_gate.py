@@ -12,12 +12,12 @@ from offramp.runtime import scores
 from onnx import helper
 
 
-def graph(classes: int, dtype: int = onnx.TensorProto.FLOAT) -> onnxruntime.InferenceSession:
-    nodes, constants = gate_nodes("z", dtype, classes, "label", "score")
+def graph(classes: int, dtype: int, plain: bool) -> onnxruntime.InferenceSession:
+    nodes, constants = gate_nodes("z", dtype, classes, "label", "score", plain=plain)
     body = helper.make_graph(
         nodes,
         "gate",
-        [helper.make_tensor_value_info("z", dtype, ["batch", classes]), *gate_inputs(classes)],
+        [helper.make_tensor_value_info("z", dtype, ["batch", classes]), *([] if plain else gate_inputs(classes))],
         [
             helper.make_tensor_value_info("label", onnx.TensorProto.INT64, ["batch"]),
             helper.make_tensor_value_info("score", onnx.TensorProto.FLOAT, ["batch"]),
@@ -38,7 +38,12 @@ def run(z, scale=None, bias=None, inverse=None):
         "gate.bias": np.zeros(classes, np.float32) if bias is None else bias,
         "gate.inv_temperature": np.ones(classes, np.float32) if inverse is None else inverse,
     }
-    return graph(classes, dtype[str(z.dtype)]).run(["label", "score"], feed)
+    label, score = graph(classes, dtype[str(z.dtype)], plain=False).run(["label", "score"], feed)
+    if scale is bias is inverse is None:  # the gate without calibration inputs gives the same to the bit
+        same = graph(classes, dtype[str(z.dtype)], plain=True).run(["label", "score"], {"z": z})
+        np.testing.assert_array_equal(same[1], score)
+        np.testing.assert_array_equal(same[0][~np.isnan(score)], label[~np.isnan(score)])
+    return label, score
 
 
 def oracle(row, inverse=1.0):
