@@ -76,21 +76,21 @@ def export(folder: Path) -> tuple[Path, Path]:
 
 
 def monoliths(path: Path, threads: int) -> dict[str, Any]:
-    """The rival at two settings: without spinning, and with everything that our sessions have.
+    """The rival at three settings: without spinning, and with everything that our sessions have.
 
     As it comes, ONNX Runtime spins on for some 30 ms after each run and takes a core away from whatever is
     measured next: that setting is timed alone (`spinning_alone`), never in turns.
     """
     sessions = {}
-    for name in ("no spinning", "brief spinning"):
+    for name, spin in (("no spinning", ""), ("brief spinning", "50"), ("longer spinning", "200")):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
-        if name == "no spinning":
+        if not spin:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if name == "brief spinning":  # as our own sessions have it
-            options.add_session_config_entry("session.intra_op.spin_duration_us", "50")
+        else:  # as our own sessions have it, in a chain and alone
+            options.add_session_config_entry("session.intra_op.spin_duration_us", spin)
             if session._use_shared_arena():
                 options.enable_mem_pattern = False
                 options.add_session_config_entry("session.use_env_allocators", "1")

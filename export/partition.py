@@ -266,7 +266,8 @@ class Partition:
         wanted: dict[str, None] = {}
         axes: set[str] = set()
         for op in run:
-            if self._from_shape(op) and op.inputs[0] not in made and block != 0:
+            source = op.inputs[0] if self._from_shape(op) else ""
+            if source and source not in made and (block != 0 or source in self.graph.producer):
                 axes |= {axis for dim in self.shapes[op.inputs[0]] or [] for axis in dim.axes}
                 continue
             for name in op.inputs:

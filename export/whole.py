@@ -135,8 +135,12 @@ class WholeWriter:
     ) -> tuple[onnx.NodeProto, tuple[str, ...]]:
         """The head and the decision, if the exit is open; else everybody stays. Row numbers, label, score, logits."""
         score = reached[1]
+        made = {name for n in head for name in n.output}
+        # What the trunk made, as the logits of a head that a later one adds to, can't be given back as it is.
+        given = [name if name in made else f"{prefix}given.{kind}" for kind, name in enumerate(reached)]
         asked = [
             *head,
+            *(helper.make_node("Identity", [a], [b]) for a, b in zip(reached, given, strict=True) if a != b),
             helper.make_node("GreaterOrEqual", [score, _threshold(k)], [prefix + "leaves"]),
             helper.make_node("Not", [prefix + "leaves"], [prefix + "stay"]),
             helper.make_node("NonZero", [prefix + "stay"], [prefix + "rows"]),
@@ -166,7 +170,7 @@ class WholeWriter:
             [_open(k)],
             list(told),
             then_branch=helper.make_graph(
-                asked, f"{prefix}asked", [], values([prefix + "stays", *reached]), rename.weights(head)
+                asked, f"{prefix}asked", [], values([prefix + "stays", *given]), rename.weights(head)
             ),
             else_branch=helper.make_graph(shut, f"{prefix}shut", [], values(passed)),
         )

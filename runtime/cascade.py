@@ -16,6 +16,7 @@ from offramp.runtime.bundle import (
     GATE_INPUTS,
     Block,
     Bundle,
+    CascadeGraph,
     Manifest,
     Segment,
     read_bundle,
@@ -108,15 +109,17 @@ class Cascade:
         nested, thresholds = self.manifest.cascade, self.operating_point.thresholds
         if nested is None or len(self._route.stages) == 1 or -math.inf in thresholds[:-1] or not self._sessions.cpu:
             return None
-        bars = np.full(nested.gates - 1, np.inf, np.float32)
-        for gate, threshold in zip(nested.exits[:-1], thresholds[:-1], strict=True):
-            bars[gate] = _round_up(threshold)
-        return dict(zip(CASCADE_INPUTS, (bars, bars < np.inf), strict=True))
+        return switches(nested, thresholds[:-1])
 
-    def _whole(self, arrays: Mapping[str, Any]) -> list[Any]:
-        assert self.manifest.cascade is not None
-        assert self._switches is not None
-        return self._run(self.manifest.cascade.file, {**self._switches, **arrays}, list(CASCADE_OUTPUTS))
+    def run_nested(self, inputs: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> list[Any]:
+        """Run the graph that holds the whole cascade on checked inputs: its CASCADE_OUTPUTS.
+
+        settings: thresholds and open exits, as `switches` makes them; this operating point's by default.
+        """
+        nested, chosen = self.manifest.cascade, self._switches if settings is None else settings
+        assert nested is not None
+        assert chosen is not None
+        return self._run(nested.file, {**chosen, **inputs}, list(CASCADE_OUTPUTS))
 
     @property
     def manifest(self) -> Manifest:
@@ -197,7 +200,7 @@ class Cascade:
             return self.predict(inputs, fetch=(kind,), allow_nonfinite=allow_nonfinite)._get(kind)
 
         if self._switches is not None and "routing" not in wanted and not self._route.needs_routing:
-            return answer_nested(self._route, self._whole, arrays, sizes, wanted, limit, again)
+            return answer_nested(self._route, self.run_nested, arrays, sizes, wanted, limit, again)
         return Run(self._route, self._values, arrays, sizes, wanted, limit).answer(wanted, again)
 
     def record(self, inputs: Mapping[str, Any], *, allow_nonfinite: bool = False) -> Records:
@@ -278,11 +281,19 @@ class Cascade:
             ) from error
 
 
+def switches(nested: CascadeGraph, thresholds: Sequence[float]) -> dict[str, NDArray[Any]]:
+    """What the graph of a whole cascade takes beside its inputs, for the thresholds of all exits but the last."""
+    bars = np.full(nested.gates - 1, np.inf, np.float32)
+    for gate, threshold in zip(nested.exits[:-1], thresholds, strict=True):
+        bars[gate] = _round_up(threshold)
+    return dict(zip(CASCADE_INPUTS, (bars, bars < np.inf), strict=True))
+
+
 def _round_up(threshold: float) -> np.float32:
     """The least float32 that isn't below: a float32 score reaches the one exactly if it reaches the other."""
     with np.errstate(over="ignore"):
         near = np.float32(threshold)
-    return near if float(near) >= threshold else np.nextafter(near, np.float32(np.inf))
+        return near if float(near) >= threshold else np.nextafter(near, np.float32(np.inf))
 
 
 def reason(error: Exception) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime import calibration
+from offramp.runtime.calibration.identity import Identity
 from offramp.runtime.errors import InputError
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.scores import sigmoid
@@ -75,8 +76,10 @@ class Decision:
     def confidence(self) -> NDArray[np.float64]:
         if len(self.leave) > _FEW_ROWS:
             return sigmoid(self.log_odds)
+        # As sigmoid does it. The exponential is numpy's own here too: math.exp may differ in the last bit, and a
+        # row's confidence would then depend on how many rows are beside it.
         odds = self.log_odds.tolist()
-        small = np.exp([-abs(s) for s in odds]).tolist()  # as sigmoid does it, with one call into numpy
+        small = [float(np.exp(-abs(s))) for s in odds]
         return np.array([(1.0 if s >= 0 else e) / (1.0 + e) for s, e in zip(odds, small, strict=True)])
 
     @cached_property
@@ -96,6 +99,7 @@ class Gate:
             )
         self.point = point
         self.calibrators = point.calibrators or tuple(calibration.get("identity") for _ in range(exits))
+        self._raw = [type(calibrator) is Identity for calibrator in self.calibrators]
 
     def needs(self, exit: int) -> frozenset[str]:
         """What `aux` must hold at an exit beside score and label: of "entropy", "logits", "routing"."""
@@ -119,10 +123,9 @@ class Gate:
         log-odds of the calibrated confidence don't reach `abstain_below`; a NaN reaches nothing, so it abstains.
         """
         leave = _reached(score, self.point.thresholds[exit])
+
         calibrator = self.calibrators[exit]
-        return Decision(
-            leave,
-            state,
-            lambda: calibrator.score({**(aux or {}), "score": score, "label": label}),
-            self.point.abstain_below,
-        )
+        if self._raw[exit]:
+            return Decision(leave, state, lambda: score.astype(np.float64), self.point.abstain_below)
+        given = {**(aux or {}), "score": score, "label": label}
+        return Decision(leave, state, lambda: calibrator.score(given), self.point.abstain_below)

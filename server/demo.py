@@ -1,4 +1,7 @@
-"""offramp demo: a real server over the digits that ship with offramp, asked over HTTP, and what that saved."""
+"""offramp demo: a real server over the digits that ship with offramp, asked over HTTP, and what that saved.
+
+First it keeps the exits that pay on this machine, as `offramp repack --auto` does.
+"""
 
 import argparse
 import json
@@ -6,16 +9,19 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from offramp.runtime import sample
+from offramp.runtime import Cascade, sample
 from offramp.runtime.errors import OfframpError
+from offramp.runtime.jobs.repack import choose_exits, describe, repack, time_parts
 
 POINTS = ("full", "balanced", "fast")
 _REQUEST_ROWS = 16
@@ -29,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     images, labels = sample.heldout()
-    with _server(args.port) as address:
+    with tempfile.TemporaryDirectory() as scratch, _server(_worthwhile(images, Path(scratch)), args.port) as address:
         print(
             f"serving {sample.BUNDLE.name} at {address}; sending {len(labels)} held-out digits over HTTP …",
             flush=True,
@@ -48,11 +54,21 @@ def run(args: argparse.Namespace) -> int:
             return 0
 
 
+def _worthwhile(images: Any, scratch: Path) -> Path:
+    """What `offramp repack --auto` makes of the digits: the exits that pay on this machine."""
+    with Cascade.load(sample.BUNDLE) as cascade:
+        timings = time_parts(cascade, {}, seconds=2.0)
+        records = cascade.record({"x": images})
+        choices = choose_exits(cascade.manifest, cascade.calibration.points, records, timings)
+    print(f"which exits pay on this machine?\n{describe(choices)}\n")
+    return repack(sample.BUNDLE, scratch / "digits", choices[0].exits)
+
+
 @contextmanager
-def _server(port: int) -> Iterator[str]:
+def _server(bundle: Path, port: int) -> Iterator[str]:
     """`offramp serve` in a process of its own, ready to answer."""
     port = _free_port(port)
-    command = [sys.executable, "-m", "offramp.runtime.cli", "serve", str(sample.BUNDLE)]
+    command = [sys.executable, "-m", "offramp.runtime.cli", "serve", str(bundle)]
     command += ["--port", str(port), "--operating-point", "balanced"]
     address = f"http://127.0.0.1:{port}"
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

@@ -6,8 +6,7 @@ from pathlib import Path
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.cli.options import add_runtime, add_sizes, sizes_of
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.repack import choose_exits, describe, graphs_to_time, repack
-from offramp.runtime.jobs.timing import time_graphs
+from offramp.runtime.jobs.repack import choose_exits, describe, repack, time_parts
 from offramp.runtime.records import read_index, read_records
 
 
@@ -42,9 +41,7 @@ def run(args: argparse.Namespace) -> int:
                 raise InputError(f"{args.records}: recorded from another bundle than {args.bundle}. Record again.")
             records = read_records(args.records)
         if args.auto and records is not None:
-            timings = time_graphs(
-                cascade, graphs_to_time(cascade.manifest), sizes_of(args, cascade.manifest), rows=(1, 32)
-            )
+            timings = time_parts(cascade, sizes_of(args, cascade.manifest))
             choices = choose_exits(cascade.manifest, cascade.calibration.points, records, timings)
             print(describe(choices))
             exits = choices[0].exits

@@ -15,10 +15,11 @@ from typing import Any
 import msgspec
 import numpy as np
 from offramp.runtime.bundle import CALIBRATION, MANIFEST, Block, Bundle, Manifest, Segment, read_bundle
+from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
 from offramp.runtime.files import new_folder, seal, sha256_of_file
 from offramp.runtime.jobs.calibrate import expected, split_rows
-from offramp.runtime.jobs.timing import Timings
+from offramp.runtime.jobs.timing import Timings, time_graphs, time_nested
 from offramp.runtime.points import FULL, Calibration, OperatingPoint, read_calibration, write_calibration
 from offramp.runtime.predictions import Records
 from offramp.runtime.simulate import simulate
@@ -99,11 +100,13 @@ def _document(bundle: Bundle, kept: list[int], graphs: Sequence[Block | Segment]
     ]
     used = {name for block in blocks for name in (*block["inputs"], *block["outputs"])}
     old.pop("digest")
+    nested = old["cascade"] if len(kept) > 1 else None
     return old | {
         "blocks": blocks,
         "segments": segments,
         "tensors": {name: tensor for name, tensor in old["tensors"].items() if name in used},
         "exits": [old["exits"][j] | {"block": new_exit[j]} for j in kept],
+        "cascade": nested and nested | {"exits": [nested["exits"][j] for j in kept]},
     }
 
 
@@ -111,6 +114,9 @@ def _files(manifest: Manifest, document: dict[str, Any]) -> list[str]:
     """The files the new bundle needs: its graphs, and whatever isn't a graph (weights, raw-input files)."""
     graphs = {graph.file for graph in (*manifest.blocks, *manifest.segments)}
     wanted = {graph["file"] for graph in (*document["blocks"], *document["segments"])}
+    if manifest.cascade is not None:
+        graphs.add(manifest.cascade.file)
+        wanted |= {manifest.cascade.file} if document["cascade"] else set()
     return [name for name in manifest.files if name in wanted or name not in graphs]
 
 
@@ -217,9 +223,12 @@ def _times(
     return result
 
 
-def graphs_to_time(manifest: Manifest) -> list[Block]:
-    """Every graph that some set of exits would run."""
-    return [*manifest.blocks, *manifest.segments]
+def time_parts(cascade: Cascade, sizes: Mapping[str, int], *, seconds: float = 20.0) -> Timings:
+    """What every block and segment takes on this machine, the way that the cascade would run it."""
+    if cascade.manifest.cascade is not None:
+        return time_nested(cascade, sizes, rows=(1, 32), seconds=seconds)
+    graphs = [*cascade.manifest.blocks, *cascade.manifest.segments]
+    return time_graphs(cascade, graphs, sizes, rows=(1, 32), seconds=seconds)
 
 
 def describe(choices: Sequence[Choice]) -> str:

@@ -1,17 +1,20 @@
 """How long each graph of a bundle takes on this machine."""
 
+import math
 import random
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from offramp.runtime.bundle import Block, Manifest
-from offramp.runtime.cascade import Cascade
+from offramp.runtime.bundle import Block, Manifest, Segment
+from offramp.runtime.cascade import Cascade, switches
 from offramp.runtime.errors import InputError
+from offramp.runtime.scores import LARGEST
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -69,27 +72,77 @@ def time_graphs(
 
     sizes: of every symbolic axis but the batch. seconds: about how long this may take in all.
     """
-    rng = random.Random(0)
     medians: dict[str, list[float]] = {graph.file: [] for graph in graphs}
     for count in rows:
         state: Arrays = made_up_inputs(cascade.manifest, {**sizes, "batch": count})
         for block in cascade.manifest.blocks:
             state |= cascade.run_graph(block, state, block.outputs)
-        outputs = {graph.file: _handed_on(cascade.manifest, graph) for graph in graphs}
-        taken: dict[str, list[float]] = {graph.file: [] for graph in graphs}
-        order, deadline = list(graphs), time.perf_counter() + seconds / len(rows)
-        for done in range(rounds + 2):
-            rng.shuffle(order)
-            for graph in order:
-                started = time.perf_counter()
-                cascade.run_graph(graph, state, outputs[graph.file])
-                if done >= 2:  # the first rounds warm up
-                    taken[graph.file].append(time.perf_counter() - started)
-            if done >= 6 and time.perf_counter() > deadline:
-                break
-        for file, values in taken.items():
-            medians[file].append(statistics.median(values))
+        runs = {
+            graph.file: partial(cascade.run_graph, graph, state, _handed_on(cascade.manifest, graph))
+            for graph in graphs
+        }
+        for file, median in _in_turns(runs, rounds, seconds / len(rows)).items():
+            medians[file].append(median)
     return Timings(tuple(rows), {file: tuple(values) for file, values in medians.items()})
+
+
+def _in_turns(runs: Mapping[Any, Callable[[], Any]], rounds: int, seconds: float) -> dict[Any, float]:
+    """Median seconds of each, run in turns in random order; at least five rounds after two to warm up."""
+    rng = random.Random(0)
+    taken: dict[Any, list[float]] = {name: [] for name in runs}
+    order, deadline = list(runs), time.perf_counter() + seconds
+    for done in range(rounds + 2):
+        rng.shuffle(order)
+        for name in order:
+            started = time.perf_counter()
+            runs[name]()
+            if done >= 2:
+                taken[name].append(time.perf_counter() - started)
+        if done >= 6 and time.perf_counter() > deadline:
+            break
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def time_nested(
+    cascade: Cascade,
+    sizes: Mapping[str, int],
+    *,
+    rows: Sequence[int] = (1, 8, 32),
+    rounds: int = 30,
+    seconds: float = 20.0,
+) -> Timings:
+    """What each block and segment takes inside the graph that holds the whole cascade, by file as `time_graphs`.
+
+    The graph is run with everybody leaving at one exit and the others closed: what a block takes is the
+    difference to the exit before. What an exit takes that nobody leaves at is measured by opening it, out of reach.
+    """
+    manifest = cascade.manifest
+    nested = manifest.cascade
+    if nested is None:
+        raise InputError("the bundle has no graph for the whole cascade: time its blocks.")
+    last = len(manifest.exits) - 1
+    closed = [math.inf] * last
+    rules: dict[tuple[str, int], list[float]] = {("through", last): closed}
+    for j in range(last):
+        rules["through", j] = [*closed[:j], -LARGEST, *closed[j + 1 :]]
+        rules["asked", j] = [*closed[:j], LARGEST, *closed[j + 1 :]]
+    graphs = [*manifest.blocks, *manifest.segments]
+    found: dict[str, list[float]] = {graph.file: [] for graph in graphs}
+    for count in rows:
+        inputs = made_up_inputs(manifest, {**sizes, "batch": count})
+        runs = {name: partial(cascade.run_nested, inputs, switches(nested, rule)) for name, rule in rules.items()}
+        spent = _in_turns(runs, rounds, seconds / len(rows))
+        through = [spent["through", j] for j in range(last + 1)]
+        for graph in graphs:
+            if graph.exit is None:
+                continue
+            first = graph.first if isinstance(graph, Segment) else manifest.blocks.index(graph)
+            took, earlier = through[graph.exit], sum(e.block < first for e in manifest.exits)
+            if earlier:  # what came before, but not its head, which is among what was measured there
+                head = max(0.0, spent["asked", earlier - 1] - through[last])
+                took -= through[earlier - 1] - head
+            found[graph.file].append(max(took, 0.0))
+    return Timings(tuple(rows), {file: tuple(values) for file, values in found.items() if values})
 
 
 def _handed_on(manifest: Manifest, graph: Block) -> list[str]:

@@ -10,8 +10,8 @@ from offramp.runtime import Cascade, InputError, OperatingPoint, sample
 from offramp.runtime.bundle import read_bundle
 from offramp.runtime.cli import main
 from offramp.runtime.jobs.record import record
-from offramp.runtime.jobs.repack import choose_exits, graphs_to_time, repack
-from offramp.runtime.jobs.timing import Timings, time_graphs
+from offramp.runtime.jobs.repack import choose_exits, repack, time_parts
+from offramp.runtime.jobs.timing import Timings, time_graphs, time_nested
 from offramp.runtime.records import read_records
 
 
@@ -74,7 +74,7 @@ def test_an_exit_that_is_not_there_is_refused(tmp_path, exits):
 def made_up_times(manifest, head: float) -> Timings:
     """A machine on which a block takes as long as its FLOPs say, and every exit costs `head` of the whole."""
     whole = 16_000_000
-    flops = {g.file: int(g.flops.split("(")[1].rstrip(")")) / whole for g in graphs_to_time(manifest)}
+    flops = {g.file: int(g.flops.split("(")[1].rstrip(")")) / whole for g in [*manifest.blocks, *manifest.segments]}
     return Timings((1, 32), {file: (value + head, 32 * (value + head)) for file, value in flops.items()})
 
 
@@ -92,15 +92,38 @@ def test_exits_that_cost_more_than_they_save_go(records_folder):
         assert max(choices[0].time.values()) <= 1, "no operating point gets slower"
 
 
-def test_times_are_measured_for_every_graph():
+@pytest.mark.parametrize("measure", [time_graphs, time_nested])
+def test_times_are_measured_for_every_graph(measure):
     with Cascade.load(sample.BUNDLE, threads=1) as cascade:
-        graphs = graphs_to_time(cascade.manifest)
-        timings = time_graphs(cascade, graphs, {}, rows=(1, 4), rounds=5, seconds=1)
+        graphs = [*cascade.manifest.blocks, *cascade.manifest.segments]
+        given = (graphs,) if measure is time_graphs else ()
+        timings = measure(cascade, *given, {}, rows=(1, 4), rounds=5, seconds=1)
     assert set(timings.seconds) == {g.file for g in graphs}
     assert all(len(s) == 2 and min(s) > 0 for s in timings.seconds.values())
     file = graphs[0].file
     assert timings.at(file, 1) == timings.seconds[file][0]
     assert timings.at(file, 0.5) == pytest.approx(timings.seconds[file][0] / 2)
+
+
+def test_inside_one_graph_the_parts_add_up():
+    with Cascade.load(sample.BUNDLE, threads=1) as cascade:
+        found = time_parts(cascade, {}, seconds=2).seconds
+        assert cascade.manifest.cascade is not None
+    assert found["segment_0_2.onnx"][0] <= sum(found[f"block_{k}.onnx"][0] for k in range(3)), "heads cost something"
+
+
+def test_a_repacked_bundle_still_runs_as_one_graph(tmp_path):
+    images, _ = sample.heldout()
+    repack(sample.BUNDLE, tmp_path / "b", [1])
+    with Cascade.load(tmp_path / "b", threads=1) as fewer, Cascade.load(sample.BUNDLE, threads=1) as every:
+        assert fewer.manifest.cascade.exits == [1, 2]
+        one = fewer.at(OperatingPoint((4.0, -math.inf))).predict({"x": images})
+        two = every.at(OperatingPoint((math.inf, 4.0, -math.inf))).predict({"x": images})
+        assert set(fewer._sessions._open) == {"segment_0_2.onnx", "cascade.onnx"}
+    np.testing.assert_array_equal(one.label, two.label)
+    np.testing.assert_array_equal(one.score, two.score)
+    np.testing.assert_array_equal(one.exit + 1, two.exit)
+    assert 0 < (one.exit == 0).mean() < 1
 
 
 def test_the_command_repacks_by_hand_and_by_measurement(tmp_path, records_folder, capsys):

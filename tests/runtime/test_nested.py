@@ -1,0 +1,262 @@
+"""The graph that holds a whole cascade answers as the blocks in series do, row by row."""
+
+import json
+import math
+import shutil
+from itertools import pairwise
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from offramp.export import export_bundle
+from offramp.runtime import BundleError, Cascade, OperatingPoint
+from offramp.runtime.bundle import CascadeGraph
+from offramp.runtime.cascade import switches
+from offramp.runtime.files import seal
+from onnx import TensorProto, helper
+from toys import BatchSecond, CrossRow, Everything, Masked, MultiScale, Plain, make
+
+TOKENS = {"ids": torch.randint(1, 40, (3, 6)), "mask": torch.ones(3, 6, dtype=torch.int64)}
+SEQUENCE = {"ids": {0: "batch", 1: "seq"}, "mask": {0: "batch", 1: "seq"}}
+MODELS = {
+    "plain": (Plain, torch.randn(4, 8), None),
+    "sequences": (Masked, TOKENS, SEQUENCE),
+    "batch second": (BatchSecond, torch.randn(4, 8), None),
+    "several scales": (MultiScale, torch.randn(4, 1, 16, 16), None),
+    "everything": (Everything, torch.randn(4, 8), None),
+    "rows that mix": (CrossRow, torch.randn(4, 6), None),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def bundle(request, tmp_path_factory):
+    kind, example, axes = MODELS[request.param]
+    return export_bundle(make(kind), example, tmp_path_factory.mktemp("nested") / "b", dynamic_axes=axes)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return export_bundle(make(Plain), torch.randn(4, 8), tmp_path_factory.mktemp("plain") / "b")
+
+
+def in_series(cascade):
+    """The same cascade from block to block."""
+    other = cascade.at(cascade.operating_point)
+    other._switches = None
+    return other
+
+
+def inputs_of(cascade, rows, seed=0):
+    rng, made = np.random.default_rng(seed), {}
+    for want in cascade.manifest.inputs:
+        shape = [{"batch": rows, "seq": 9}.get(d, d) for d in want.shape]
+        made[want.name] = (rng.standard_normal(shape) * 2).astype(want.dtype)
+        if want.name == "ids":
+            made["ids"] = rng.integers(1, 40, shape)
+        if want.name == "mask":
+            made["mask"] = (np.arange(9) < rng.integers(2, 10, (rows, 1))).astype(np.int64)
+    return made
+
+
+def check(one, two):
+    np.testing.assert_array_equal(one.exit, two.exit)
+    np.testing.assert_array_equal(one.label, two.label)
+    np.testing.assert_allclose(one.score, two.score, atol=1e-4)
+    np.testing.assert_allclose(one.confidence, two.confidence, atol=1e-4)
+    np.testing.assert_array_equal(one.flops, two.flops)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 7, 40])
+def test_it_answers_as_the_blocks_in_series(bundle, rows):
+    with Cascade.load(bundle, threads=1, batch_rows=16) as cascade:
+        assert cascade.manifest.cascade is not None
+        inputs = inputs_of(cascade, rows, seed=rows)
+        score = cascade.record(inputs_of(cascade, 60, seed=99)).score
+        early = len(score) - 1
+        rng = np.random.default_rng(rows)
+        for turn in range(12):
+            # Between two scores, so that a difference in the last bit moves nobody.
+            bars = [
+                float(np.mean(np.sort(s)[k : k + 2])) for s, k in zip(score, rng.integers(0, 59, early), strict=False)
+            ]
+            bars = [math.inf if turn > 6 and rng.random() < 0.5 else bar for bar in bars]
+            at = cascade.at(OperatingPoint((*bars, -math.inf), abstain_below=1.0))
+            one, two = (
+                at.predict(inputs, fetch=("probabilities",)),
+                in_series(at).predict(inputs, fetch=("probabilities",)),
+            )
+            check(one, two)
+            check(at.predict(inputs), two)
+            np.testing.assert_array_equal(one.abstain, two.abstain)
+            np.testing.assert_allclose(one.probabilities, two.probabilities, atol=1e-5)
+
+
+def test_only_what_survives_is_computed(plain):
+    """One row of forty goes on: the next blocks are given one."""
+    with Cascade.load(plain, threads=1) as cascade:
+        inputs = inputs_of(cascade, 40)
+        score = np.sort(cascade.record(inputs).score[0])
+        at = cascade.at(OperatingPoint((float(score[:2].mean()), 1e9, -math.inf)))
+        label, _, logits = at.run_nested(inputs)
+        assert (len(label), logits.shape) == (42, (42, len(cascade.classes)))
+        whole = cascade.row_flops({})
+        blocks = [int(whole[0]), *(int(b - a) for a, b in pairwise(whole))]
+        executed = at.predict(inputs).executed
+    assert executed == (40 * blocks[0], blocks[1], blocks[2])
+
+
+def test_a_row_without_a_number_runs_to_the_end_and_has_no_label(plain):
+    with Cascade.load(plain, threads=1) as cascade:
+        inputs = inputs_of(cascade, 6)
+        inputs["x"][2] = np.nan
+        at = cascade.at(OperatingPoint((-1e30, 0.0, -math.inf)))
+        for rows in (slice(0, 6), slice(2, 3)):
+            answer = at.predict({"x": inputs["x"][rows]}, allow_nonfinite=True)
+            row = 2 - rows.start
+            assert (answer.exit[row], answer.label[row], answer.abstain[row]) == (2, -1, True)
+            assert np.isnan(answer.score[row])
+            assert np.isnan(answer.confidence[row])
+            others = np.arange(len(answer)) != row
+            assert (answer.exit[others] == 0).all()
+
+
+def test_a_threshold_that_the_graph_cannot_say_goes_from_block_to_block(plain):
+    with Cascade.load(plain, threads=1) as cascade:
+        inputs = inputs_of(cascade, 3)
+        inputs["x"][1] = np.nan
+        answer = cascade.at(OperatingPoint((math.inf, -math.inf, -math.inf))).predict(inputs, allow_nonfinite=True)
+    assert answer.exit.tolist() == [1, 1, 1], "at -inf a NaN leaves too"
+
+
+@given(st.floats(allow_nan=False, allow_infinity=True), st.floats(width=32, allow_nan=False))
+@settings(max_examples=300, deadline=None)
+def test_rounding_a_threshold_moves_no_score_across_it(threshold, score):
+    made = switches(CascadeGraph(file="x", gates=2, exits=[0, 1]), [threshold])
+    bar = made["gate.thresholds"][0]
+    assert bar.dtype == np.float32
+    score = np.float32(score)
+    assert (score >= bar) == (float(score) >= threshold) or not made["gate.open"][0]
+    assert made["gate.open"][0] or threshold > float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize("threshold", [3.4028235e38, 3.41e38, 1e300, math.inf])
+def test_scores_that_saturate_do_not_reach_what_is_above_them(threshold):
+    made = switches(CascadeGraph(file="x", gates=2, exits=[0, 1]), [threshold])
+    largest = np.finfo(np.float32).max
+    leaves = bool(made["gate.open"][0]) and bool(largest >= made["gate.thresholds"][0])
+    assert leaves == (float(largest) >= threshold)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"exits": [0, 1]}, "cascade.exits"),
+        ({"exits": [0, 2, 1]}, "cascade.exits"),
+        ({"exits": [-1, 1, 2]}, "cascade.exits"),
+        ({"gates": 4}, "cascade.exits"),
+        ({"file": "other.onnx"}, "cascade.file 'other.onnx' is not in files"),
+        ({"file": "../cascade.onnx"}, "cascade.file"),
+    ],
+)
+def test_a_cascade_graph_that_makes_no_sense_is_refused(plain, tmp_path, change, message):
+    folder = shutil.copytree(plain, tmp_path / "b")
+    document = json.loads((folder / "manifest.json").read_text())
+    document["cascade"].update(change)
+    document.pop("digest")
+    (folder / "manifest.json").write_bytes(seal(document))
+    with pytest.raises(BundleError, match=message):
+        Cascade.load(folder)
+
+
+def test_a_bundle_without_one_still_answers(plain, tmp_path):
+    folder = shutil.copytree(plain, tmp_path / "b")
+    document = json.loads((folder / "manifest.json").read_text())
+    del document["cascade"], document["digest"], document["files"]["cascade.onnx"]
+    (folder / "manifest.json").write_bytes(seal(document))
+    point = OperatingPoint((0.0, 0.5, -math.inf))
+    with Cascade.load(folder, threads=1) as old, Cascade.load(plain, threads=1) as new:
+        inputs = inputs_of(new, 20)
+        check(old.at(point).predict(inputs), new.at(point).predict(inputs))
+
+
+def test_weights_stand_where_they_are_used(plain):
+    """ONNX Runtime packs a matrix for its kernels only if it belongs to the very graph that multiplies by it."""
+    model = onnx.load(plain / "cascade.onnx", load_external_data=False)
+
+    def subgraphs(graph):
+        yield graph
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    yield from subgraphs(attribute.g)
+
+    products = 0
+    for graph in subgraphs(model.graph):
+        own = {w.name for w in graph.initializer}
+        for node in graph.node:
+            if node.op_type in ("MatMul", "Gemm"):
+                products += 1
+                assert set(node.input[1:]) <= own
+    assert products >= 6
+
+
+def test_control_flow_inside_a_block_keeps_its_names(tmp_path):
+    """An ONNX file whose blocks hold an If of their own, with the same names inside."""
+
+    def branch(name, factor):
+        return helper.make_graph(
+            [
+                helper.make_node("Constant", [], ["c"], value=helper.make_tensor("c", TensorProto.FLOAT, [], [factor])),
+                helper.make_node("Mul", [name, "c"], ["d"]),
+            ],
+            "branch",
+            [],
+            [helper.make_tensor_value_info("d", TensorProto.FLOAT, ["N", 4])],
+        )
+
+    nodes, weights, state = [], [], "x"
+    rng = np.random.default_rng(0)
+    for j in range(3):
+        weights += [
+            onnx.numpy_helper.from_array(rng.standard_normal((4, 4)).astype(np.float32), f"w{j}"),
+            onnx.numpy_helper.from_array(rng.standard_normal((4, 3)).astype(np.float32), f"v{j}"),
+        ]
+        nodes += [
+            helper.make_node("MatMul", [state, f"w{j}"], [f"m{j}"]),
+            helper.make_node("ReduceSum", [f"m{j}"], [f"s{j}"], keepdims=0),
+            helper.make_node("Greater", [f"m{j}", "zero"], [f"g{j}"]),
+            helper.make_node("Shape", [f"g{j}"], [f"n{j}"], start=1, end=2),
+            helper.make_node("Squeeze", [f"n{j}"], [f"q{j}"]),
+            helper.make_node("Equal", [f"q{j}", "four"], [f"k{j}"]),
+            helper.make_node(
+                "If", [f"k{j}"], [f"h{j}"], then_branch=branch(f"m{j}", 0.5), else_branch=branch(f"m{j}", 2.0)
+            ),
+            helper.make_node("MatMul", [f"h{j}", f"v{j}"], [f"logits_{j}"]),
+        ]
+        state = f"h{j}"
+    weights += [
+        onnx.numpy_helper.from_array(np.float32(0), "zero"),
+        onnx.numpy_helper.from_array(np.int64(4), "four"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
+        [helper.make_tensor_value_info(f"logits_{j}", TensorProto.FLOAT, ["N", 3]) for j in range(3)],
+        weights,
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m.onnx")
+    bundle = export_bundle(tmp_path / "m.onnx", None, tmp_path / "b")
+    with Cascade.load(bundle, threads=1) as cascade:
+        assert cascade.manifest.cascade is not None
+        x = rng.standard_normal((30, 4)).astype(np.float32)
+        whole = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"x": x})
+        at = cascade.at(OperatingPoint((1.0, 0.5, -math.inf)))
+        answer = at.predict({"x": x})
+        assert len(set(answer.exit.tolist())) == 3
+        for i, j in enumerate(answer.exit):
+            assert answer.label[i] == whole[j][i].argmax()
