@@ -41,7 +41,7 @@ MOST_ROWS = 20_000
 # LinCE^cw may be this much higher than without calibration, as a share of it.
 MARGIN = 0.10
 # Below this many rows fit and select take turns, in so many folds: a few hundred rows tell nothing apart.
-FOLDED_ROWS, FOLDS = 5_000, 5
+FOLDED_ROWS, FOLDS = 2_000, 5
 # Standard errors within which two calibrators are a draw: 95%, one-sided.
 DRAW = 1.645
 REPLICATES = 400
