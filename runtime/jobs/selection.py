@@ -36,8 +36,8 @@ ROUTED = "ar_condcal"
 
 # Fewer rows that reach an exit than this (of fit and select together) aren't enough to calibrate on.
 LEAST_ROWS = 200
-# No more rows than this are used a fit: errors of what these calibrators fit shrink below any that shows.
-MOST_ROWS = 20_000
+# No more rows and logits than this are used a fit: errors of what is fitted shrink below any that shows.
+MOST_ROWS, MOST_VALUES = 20_000, 10_000_000
 # LinCE^cw may be this much higher than without calibration, as a share of it.
 MARGIN = 0.10
 # Below this many rows fit and select take turns, in so many folds: a few hundred rows tell nothing apart.
@@ -120,7 +120,7 @@ class Selector:
         winner, lines = decide(group, len(y), measured)
         if winner == "identity":
             return calibration.get("identity"), lines
-        z, y, aux = self._data(group, _limited(rows, np.random.default_rng(self.seed)))
+        z, y, aux = self._data(group, _limited(rows, self.propose.classes, np.random.default_rng(self.seed)))
         return calibration.get(winner).fit(z, y, aux=aux), lines
 
     def _held_out(
@@ -130,7 +130,10 @@ class Selector:
         rng = np.random.default_rng(self.seed)
         if sum(map(len, rows)) >= FOLDED_ROWS:
             turns = [
-                (_limited([r[self.is_fit[r]] for r in rows], rng), _limited([r[~self.is_fit[r]] for r in rows], rng))
+                (
+                    _limited([r[self.is_fit[r]] for r in rows], self.propose.classes, rng),
+                    _limited([r[~self.is_fit[r]] for r in rows], self.propose.classes, rng),
+                )
             ]
         else:
             fold = rng.permutation(len(self.propose)) % FOLDS
@@ -186,11 +189,11 @@ def pooled(left: Ints, used: Sequence[int], least: int = LEAST_ROWS) -> list[lis
     return groups
 
 
-def _limited(rows: list[Ints], rng: np.random.Generator) -> list[Ints]:
-    total = sum(map(len, rows))
-    if total <= MOST_ROWS:
+def _limited(rows: list[Ints], classes: int, rng: np.random.Generator) -> list[Ints]:
+    total, most = sum(map(len, rows)), min(MOST_ROWS, max(LEAST_ROWS, MOST_VALUES // classes))
+    if total <= most:
         return rows
-    return [np.sort(rng.choice(r, round(len(r) * MOST_ROWS / total), replace=False)) for r in rows]
+    return [np.sort(rng.choice(r, round(len(r) * most / total), replace=False)) for r in rows]
 
 
 @dataclass(frozen=True)
