@@ -1,6 +1,7 @@
 """An audit as one self-contained page: the verdict and its reasons, the evidence by exit, and plots of it."""
 
 import io
+import math
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -22,11 +23,13 @@ _NAMES = {
     "mlp_routing": "MLP(c, H)",
     "mlp_shuffled": "MLP(c, H shuffled)",
 }
+_COLUMNS = 3
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem;
   color: #1f2933; background: #fff }
 table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
 th, td { text-align: right; padding: .3rem .7rem; border-bottom: 1px solid #d8dee4 }
+td { white-space: nowrap }
 th:first-child, td:first-child { text-align: left }
 .verdict { border-left: .4rem solid #d9622b; padding: .5rem 1rem; background: #f6f8fa; font-size: 1.1rem }
 .yes { border-color: #2563eb }
@@ -134,6 +137,7 @@ def _draw_sweep(one: ExitAudit) -> Any:
             colour = plots.WARM if name == "ar_condcal" else plots.INK
             ax.plot(MULTIPLES, [one.kernels.sweep[name][m] for m in MULTIPLES], style, color=colour, label=_NAMES[name])
         ax.set_xscale("log", base=2)
+        ax.set_xticks(MULTIPLES, ["¼", "½", "1", "2", "4"])
         ax.set(xlabel="bandwidth, in multiples of Scott's", ylabel="held-out NLL")
         ax.legend(fontsize="small")
 
@@ -161,9 +165,11 @@ def _figure(drawings: Sequence[tuple[str, Any]]) -> str:
     from matplotlib.figure import Figure
 
     with rc_context({"svg.hashsalt": "offramp", "svg.fonttype": "none", "font.family": "sans-serif"}):
-        figure = Figure(figsize=(5.0 * len(drawings), 3.8), layout="constrained")
+        columns = min(len(drawings), _COLUMNS)
+        rows = math.ceil(len(drawings) / columns)
+        figure = Figure(figsize=(5.0 * columns, 3.8 * rows), layout="constrained")
         for k, (title, draw) in enumerate(drawings):
-            ax = figure.add_subplot(1, len(drawings), k + 1)
+            ax = figure.add_subplot(rows, columns, k + 1)
             draw(ax)
             ax.set_title(f"{title}: {ax.get_title()}" if ax.get_title() else title, fontsize="medium")
         buffer = io.StringIO()

@@ -156,7 +156,8 @@ def _verdict(exits: tuple[ExitAudit, ...], numbers: tuple[int, ...]) -> tuple[bo
             f"Yes: at exit {where} routing says more about errors than confidence does, by the permutation test, "
             "the matched kernels and the capacity-matched probe alike."
         )
-    closest = min(range(len(exits)), key=lambda j: len(exits[j].missing()))
+    p_values = np.nan_to_num([one.adjusted for one in exits], nan=2.0)
+    closest = min(range(len(exits)), key=lambda j: (len(exits[j].missing()), p_values[j]))
     reasons = "; ".join(exits[closest].missing())
     return False, f"No: at exit {numbers[closest]}, which comes closest, {reasons}."
 

@@ -168,10 +168,10 @@ def test_csv_and_jsonl_have_named_columns(tmp_path):
         "text": ['a, "b"\nc', "é"],
         "labels": ["yes", ""],
     }
-    table = lines(tmp_path, "d.jsonl", '{"text": "a", "labels": 1}\n\n{"labels": null, "text": "b"}\n{"text": "c"}')
+    table = lines(tmp_path, "d.jsonl", '{"text": "a"}\n\n{"labels": null, "text": "b"}\n{"text": "c", "labels": 1}')
     assert next(iter(table.blocks({"text": 0, "labels": 0}, 0, 9))) == {
         "text": ["a", "b", "c"],
-        "labels": [1, None, None],
+        "labels": [None, None, 1],
     }
 
 
