@@ -114,7 +114,17 @@ class CwMCS(Calibrator):
                 return top_one_ece(odds, correct, w, self.bins)
             return float(w @ (beta * behind + np.logaddexp(0.0, -odds)) / w.sum())
 
-        return np.array([loss(float(gamma)) for gamma in gammas])
+        if self.objective == "ece":  # jumps about: every γ is looked at
+            return np.array([loss(float(gamma)) for gamma in gammas])
+        # The NLL is smooth in γ: every 25th, then all between the neighbours of the best two.
+        losses = np.full(len(gammas), np.inf)
+        coarse = np.unique(np.append(np.arange(0, len(gammas), 25), len(gammas) - 1))
+        losses[coarse] = [loss(float(gamma)) for gamma in gammas[coarse]]
+        for k in coarse[np.argsort(losses[coarse], kind="stable")[:2]]:
+            for i in range(max(k - 25, 0), min(k + 26, len(gammas))):
+                if np.isinf(losses[i]):
+                    losses[i] = loss(float(gammas[i]))
+        return losses
 
     def _class_losses(self, z: Array, y: Ints, top: Ints, w: Floats, gammas: Floats) -> Floats:
         betas = 1.0 / (self.temperature_ * (1.0 + gammas[:, None] * self.scores_))

@@ -17,7 +17,9 @@ COMMANDS = {
         "export",
     ),
     "record": ("offramp.runtime.cli.record", "run every exit on data and keep the outputs", "cpu"),
-    "calibrate": ("offramp.runtime.cli.calibrate", "choose operating points from records", "jobs"),
+    "calibrate": ("offramp.runtime.cli.calibrate", "choose operating points from records, and report on them", "jobs"),
+    "diff": ("offramp.runtime.cli.diff", "show what changed between two calibrations", ""),
+    "audit": ("offramp.runtime.cli.audit", "ask whether routing says more about errors than confidence does", "jobs"),
     "predict": ("offramp.runtime.cli.predict", "answer the rows of a data file", "cpu"),
     "repack": ("offramp.runtime.cli.repack", "keep only the exits that pay", "jobs"),
     "inspect": ("offramp.runtime.cli.inspect", "show what a bundle is made of, and how long it takes here", "cpu"),
@@ -32,7 +34,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand. Exit codes: 0 done, 2 bad input (one line says what), 130 interrupted."""
+    """Run one subcommand. Exit codes: 0 done, 2 bad input (one line says what), 3 refused, 130 interrupted."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(prog="offramp", description="Serve classifiers that can stop early.")
     parser.add_argument("--version", action="version", version=metadata.version("offramp"))

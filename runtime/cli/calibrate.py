@@ -1,83 +1,248 @@
 """offramp calibrate"""
 
 import argparse
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from offramp.runtime.bundle import MANIFEST
 from offramp.runtime.cli.options import fraction
-from offramp.runtime.jobs.calibrate import BUDGETS, calibrate
+from offramp.runtime.cli.progress import bar
+from offramp.runtime.errors import InputError
+from offramp.runtime.files import write_atomically
+from offramp.runtime.jobs.calibrate import Calibrated, CalibrationRefused, calibrate, exit_times
+from offramp.runtime.jobs.source import Source, own_logits
+from offramp.runtime.jobs.targets import DEFAULT, AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, Target
 from offramp.runtime.points import OperatingPoint
+from offramp.runtime.records import INDEX
+
+REFUSED = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("records", type=Path, help="folder written by `offramp record` on labelled data")
-    parser.add_argument(
-        "--budget",
-        type=_budget,
-        action="append",
-        metavar="NAME=SHARE",
-        help="an operating point at this share of the full model's FLOPs; repeatable "
-        f"(default: {', '.join(f'{n}={b}' for n, b in BUDGETS.items())})",
+    parser.epilog = (
+        "Exit codes: 0 done, 2 bad input, 3 refused because the calibration in force is significantly better. "
+        "[NAME=] names the operating point; without it the target does."
     )
-    parser.add_argument(
+    parser.add_argument("bundle", type=Path, nargs="?", help="bundle to calibrate; leave it out with --out")
+    parser.add_argument("records", type=Path, nargs="?", help="folder written by `offramp record` on labelled data")
+    own = parser.add_argument_group("your own logits instead of records")
+    own.add_argument("--logits", type=Path, nargs="+", metavar="NPY", help="one (rows, classes) .npy an exit")
+    own.add_argument("--labels", type=Path, metavar="NPY", help="(rows,) class numbers, -1 where unknown")
+    own.add_argument("--flops", type=_numbers, metavar="N,N,…", help="cumulative cost of leaving at each exit")
+    own.add_argument("--out", type=Path, help="folder for the calibration where there is no bundle")
+    wanted = parser.add_argument_group("operating points, each repeatable (default: budgets balanced=0.5 and fast=0.3)")
+    share, ms = _named(fraction, "0.5"), _named(_positive, "3")
+    for option, convert, what, help_ in (
+        ("--budget", share, "SHARE", "at most this share of the full model's FLOPs"),
+        ("--max-ms", ms, "MS", "at most this mean time a row, measured on this machine"),
+        ("--max-drop", share, "DROP", "accuracy lost at most, as measured"),
+        ("--guarantee", share, "DROP", "accuracy lost at most, promised with probability 1 - delta"),
+    ):
+        wanted.add_argument(option, type=convert, action="append", default=[], metavar=f"[NAME=]{what}", help=help_)
+    wanted.add_argument(
         "--abstain-risk",
         type=_risk,
-        default=0.05,
-        help="promised error among answered rows, or none (default: 5%%)",
+        action="append",
+        metavar="RISK",
+        help="promised error among answered rows of every point, or none (default: 5%%); a further one adds "
+        "points of its own",
     )
-    parser.add_argument("--delta", type=fraction, default=0.05, help="chance that the promise fails (default: 5%%)")
-    parser.add_argument("--seed", type=int, default=0, help="of the split into rows to choose, certify and report on")
+    wanted.add_argument("--delta", type=fraction, default=0.05, help="chance that a promise fails (default: 5%%)")
+    parser.add_argument(
+        "--calibrator",
+        nargs="+",
+        default=["auto"],
+        metavar="NAME",
+        help="auto, none, or names to choose from (default: auto)",
+    )
+    parser.add_argument(
+        "--exit-ms", type=_numbers, metavar="MS,MS,…", help="cumulative milliseconds of the exits instead of measuring"
+    )
+    parser.add_argument(
+        "--shift",
+        type=_shift,
+        action="append",
+        default=[],
+        metavar="NAME=RECORDS",
+        help="also report on these shifted or out-of-scope records; repeatable",
+    )
+    parser.add_argument("--subgroup", metavar="[NAME=]FILE[:COLUMN]", help=".npy, or column of .npz, one value a row")
+    parser.add_argument("--seed", type=int, default=0, help="of the split and of every resample (default: 0)")
+    parser.add_argument("--report", type=Path, metavar="FOLDER", help="write report.html and metrics.json there, too")
+    parser.add_argument("--no-times", action="store_true", help="don't measure blocks for the report")
+    parser.add_argument("--dry-run", action="store_true", help="show everything, put nothing in force")
+    parser.add_argument("--force", action="store_true", help="replace a calibration that is better, too")
 
 
-def _budget(text: str) -> tuple[str, float]:
-    name, separator, share = text.partition("=")
-    if not separator or not name:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=SHARE, such as balanced=0.5")
-    return name, fraction(share)
+def _named(convert: Callable[[str], float], example: str) -> Callable[[str], tuple[str, float]]:
+    def parse(text: str) -> tuple[str, float]:
+        name, separator, value = text.rpartition("=")
+        if separator and not name:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected [NAME=]NUMBER, such as balanced={example}")
+        try:
+            return name, convert(value)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{error}, or NAME=NUMBER, such as balanced={example}") from None
+
+    return parse
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text.removesuffix("ms"))
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected milliseconds above 0")
+    return value
 
 
 def _risk(text: str) -> float | None:
     return None if text == "none" else fraction(text)
 
 
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers, such as 1,2.5,4") from None
+
+
+def _shift(text: str) -> tuple[str, Path]:
+    name, separator, folder = text.partition("=")
+    if not separator or not name or not folder:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=RECORDS, such as oos=records-oos")
+    return name, Path(folder)
+
+
 def run(args: argparse.Namespace) -> int:
-    new = calibrate(
-        args.bundle,
-        args.records,
-        budgets=dict(args.budget) if args.budget else BUDGETS,
-        abstain_risk=args.abstain_risk,
-        delta=args.delta,
-        seed=args.seed,
-    )
-    print(table(new.points))
-    for name, point in new.points.items():
-        for complaint in complaints(point):
-            print(f"warning: {name}: {complaint}", file=sys.stderr)
-    print(f"wrote {args.bundle}/calibration.json, version {new.version}")
+    bundle, records = _sources(args)
+    times = args.exit_ms
+    if times is None and bundle is not None and not args.no_times:
+        times = exit_times(bundle)
+    try:
+        with bar("calibrating") as progress:
+            result = calibrate(
+                bundle,
+                records,
+                targets=targets_of(args),
+                abstain=_abstain(args),
+                calibrators=args.calibrator,
+                seed=args.seed,
+                times=times,
+                shifts=dict(args.shift),
+                subgroup=_subgroup(args.subgroup),
+                out=args.out,
+                dry_run=args.dry_run,
+                force=args.force,
+                command=shlex.join(["offramp", *sys.argv[1:]]),
+                progress=progress,
+            )
+    except CalibrationRefused as refusal:
+        _write_report(args.report, refusal.result)
+        print(table(refusal.result.calibration.points))
+        print(f"offramp: {refusal} --force replaces it all the same.", file=sys.stderr)
+        return REFUSED
+    _write_report(args.report, result)
+    print(table(result.calibration.points))
+    _say(result)
+    if args.dry_run:
+        print("dry run: nothing was put in force")
+        return REFUSED if result.refused and not args.force else 0
+    print(f"wrote {args.out if bundle is None else bundle}/calibration.json, version {result.calibration.version}")
+    print(f"report: {result.written}/report.html")
     return 0
 
 
+def _sources(args: argparse.Namespace) -> tuple[Path | None, Path | Source]:
+    """The bundle, if any, and the records or own logits."""
+    bundle, records = args.bundle, args.records
+    if args.logits:
+        if records is not None:
+            raise InputError("records: give a folder of records or --logits, not both.")
+        if args.labels is None:
+            raise InputError("--labels is missing: calibration needs the true class of each row of --logits.")
+        records = own_logits(args.logits, args.labels, args.flops)
+    elif records is None and bundle is not None and ((bundle / INDEX).exists() or not (bundle / MANIFEST).exists()):
+        bundle, records = None, bundle  # one folder, and it isn't a bundle
+    if records is None:
+        raise InputError("records are missing: a folder written by `offramp record`, or --logits and --labels.")
+    if bundle is None and args.out is None:
+        raise InputError("--out is missing: without a bundle, name a folder for the calibration.")
+    return bundle, records
+
+
+def targets_of(args: argparse.Namespace) -> Sequence[Target]:
+    """The targets asked for, in the order of their kinds; the default ones if there are none."""
+    asked: list[Target] = [Budget(value, name) for name, value in args.budget]
+    asked += [MaxMs(value, name) for name, value in args.max_ms]
+    asked += [MaxDrop(value, name) for name, value in args.max_drop]
+    asked += [Guarantee(value, args.delta, name) for name, value in args.guarantee]
+    return asked or DEFAULT
+
+
+def _abstain(args: argparse.Namespace) -> list[AbstainRisk]:
+    asked = [0.05] if args.abstain_risk is None else [risk for risk in args.abstain_risk if risk is not None]
+    return [AbstainRisk(risk, args.delta) for risk in dict.fromkeys(asked)]
+
+
+def _subgroup(text: str | None) -> tuple[str, NDArray[Any]] | None:
+    if text is None:
+        return None
+    name, _, file = text.rpartition("=")
+    path, column = Path(file), ""
+    if not path.exists() and ":" in file:
+        path, column = Path(file.rpartition(":")[0]), file.rpartition(":")[2]
+    try:
+        found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            return name or path.stem, found
+        with found:
+            if column not in found.files:
+                raise InputError(f"--subgroup: {path} has the columns {found.files}; write {path}:COLUMN.")
+            return name or column, found[column]
+    except (OSError, ValueError, EOFError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"--subgroup: {path} can't be read ({error}).") from error
+
+
+def _write_report(folder: Path | None, result: Calibrated) -> None:
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in result.files.items():
+        write_atomically(folder / name, data)
+
+
+def _say(result: Calibrated) -> None:
+    for sentence in [*result.notes, *result.unmet, *result.refused]:
+        print(f"warning: {sentence}", file=sys.stderr)
+    for name, point in result.calibration.points.items():
+        for complaint in complaints(point):
+            print(f"warning: {name}: {complaint}", file=sys.stderr)
+    for line in result.shifts:
+        ratio = line["abstention_ratio"]
+        times = "" if ratio is None else f", {ratio:.3g} times"
+        print(
+            f"{line['shift']}: {line['point']} abstains on {line['abstained']:.1%} of {line['rows']} rows "
+            f"({line['abstained_on_test']:.1%} of the test rows{times})"
+        )
+
+
 def complaints(point: OperatingPoint) -> list[str]:
-    """What of an operating point's wishes could not be met, in words."""
-    found = []
-    if point.provenance.get("budget_met") is False:
-        found.append(
-            f"a budget of {point.provenance['budget']:.3g} can't be met; the cheapest exit shares "
-            f"cost {point.provenance['flops_fraction']:.3g} of the full model."
-        )
-    abstention = point.provenance.get("abstention", {})
-    if abstention.get("feasible") is False:
-        found.append(
-            f"no part of the rows can be promised a risk of {abstention['risk']:.3g} from {abstention['rows']} rows: "
-            "every answer will be flagged as an abstention. Use more rows, or a larger --abstain-risk."
-        )
+    """What of an operating point is switched on in vain, in words."""
     shares = point.expected.get("exit_shares", [])
-    for j, (threshold, share) in enumerate(zip(point.thresholds, shares, strict=False)):
-        if share == 0 and j < len(shares) - 1 and abs(threshold) != float("inf"):
-            found.append(f"exit {j} is switched on, but no row of the report part leaves there.")
-    return found
+    return [
+        f"exit {j} is switched on, but no row of the test part leaves there."
+        for j, (threshold, share) in enumerate(zip(point.thresholds, shares, strict=False))
+        if share == 0 and j < len(shares) - 1 and abs(threshold) != float("inf")
+    ]
 
 
 def table(points: Mapping[str, OperatingPoint]) -> str:
@@ -86,16 +251,19 @@ def table(points: Mapping[str, OperatingPoint]) -> str:
     rows = [head]
     for name, point in points.items():
         e = point.expected
-        risk = e.get("risk")
         rows.append(
             (
                 name,
-                f"{e['accuracy']:.2%}",
-                f"{e['flops_fraction']:.1%}",
-                f"{e['coverage']:.1%}",
-                "-" if risk is None else f"{risk:.2%}",
+                _share(e["accuracy"], 2),
+                _share(e["flops_fraction"], 1),
+                _share(e["coverage"], 1),
+                _share(e["risk"], 2),
                 " ".join(f"{s:.0%}" for s in e["exit_shares"]),
             )
         )
     widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _share(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}%}"

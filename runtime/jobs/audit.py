@@ -1,14 +1,23 @@
 """The audit job: does a model's routing say more about its errors than its confidence does?"""
 
+import math
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
-from offramp.runtime.bundle import Manifest
+from offramp.runtime.bundle import Manifest, read_bundle
 from offramp.runtime.errors import InputError
+from offramp.runtime.files import check_new_folder, new_folder
 from offramp.runtime.metrics.audit import Audit, audit
 from offramp.runtime.records import Index, read_index, read_records
+
+SCHEMA = "offramp-audit/1"
+AUDIT, PAGE = "audit.json", "audit.html"
 
 
 def audit_records(
@@ -68,3 +77,82 @@ def routing_seen(index: Index, manifest: Manifest | None, where: str | Path) -> 
     if len(seen) != index.exits or any(not 0 <= k < index.routing for layers in seen for k in layers):
         raise InputError(f"{where}: routing_seen in records.json doesn't fit its {index.routing} layers. Record again.")
     return seen
+
+
+def audit_bundle(
+    bundle: str | Path,
+    records: str | Path,
+    out: str | Path,
+    *,
+    overwrite: bool = False,
+    permutations: int = 5000,
+    replicates: int = 5000,
+    seeds: int = 5,
+    seed: int = 42,
+) -> Audit:
+    """Audit a bundle on its records and write the folder `out`: audit.json and a self-contained audit.html.
+
+    Options as in `audit_records`. Raises InputError if the records are another bundle's, or can't be audited.
+    """
+    from offramp.runtime.jobs.audit_page import page  # plots: nothing that only asks for the verdict needs them
+
+    check_new_folder(Path(out), marker=AUDIT, replace=overwrite, keep=Path(records))
+    manifest = read_bundle(bundle).manifest
+    index = read_index(records)
+    if index.manifest != manifest.digest:
+        raise InputError(f"{records}: recorded from another bundle than {bundle}. Record again with this one.")
+    options = {"permutations": permutations, "replicates": replicates, "seeds": seeds, "seed": seed}
+    found = audit_records(records, manifest=manifest, **options)
+    about = {
+        "model": f"{manifest.name} {manifest.version}",
+        "bundle": manifest.digest,
+        "records": str(records),
+        "rows": index.rows,
+        **options,
+        "producer": f"offramp {metadata.version('offramp')}",
+    }
+    with new_folder(Path(out), marker=AUDIT, replace=overwrite, keep=Path(records)) as folder:
+        encoded = msgspec.json.format(msgspec.json.encode(document(found, about)), indent=1)
+        (folder / AUDIT).write_bytes(encoded + b"\n")
+        (folder / PAGE).write_text(page(found, about), encoding="utf-8")
+    return found
+
+
+def document(found: Audit, about: dict[str, Any]) -> dict[str, Any]:
+    """The audit as JSON-able data; what is undefined is None."""
+    return {
+        "schema": SCHEMA,
+        **about,
+        "yes": found.yes,
+        "verdict": found.verdict,
+        "exits": [
+            {"exit": j, "missing": one.missing(), **_plain(one)}
+            for j, one in zip(found.numbers, found.exits, strict=True)
+        ],
+    }
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, tuple | list | np.ndarray):
+        return [_plain(each) for each in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def describe(found: Audit) -> str:
+    """The evidence as a table, then the verdict."""
+    lines = ["exit  gap (weighted)  p (Holm)  AR-CondCal's NLL gain [95%]  R² uplift [95%]"]
+    for j, one in zip(found.numbers, found.exits, strict=True):
+        # The control that is harder to beat decides.
+        gain = min(one.kernels.advantage.values())
+        lines.append(
+            f"{j:<6}{one.permutation.observed.weighted:<16.4f}{one.adjusted:<10.3f}"
+            f"{f'{gain[0]:+.4f} [{gain[1]:+.4f}, {gain[2]:+.4f}]':<29}"
+            f"{one.probe.uplift:+.4f} [{one.probe.low:+.4f}, {one.probe.high:+.4f}]"
+        )
+    return "\n".join([*lines, "", found.verdict])

@@ -1,15 +1,18 @@
 """The labelled rows that calibration works on: small arrays in memory, logits left on disk until they are read."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from offramp.runtime import arrays
 from offramp.runtime.arrays import Array, Bools, Ints
 from offramp.runtime.errors import InputError
+from offramp.runtime.points import OperatingPoint
 from offramp.runtime.predictions import Records
-from offramp.runtime.simulate import simulate
+from offramp.runtime.simulate import Simulation, simulate
 
 FEWEST_ROWS = 50
 # A one-to-one renaming of classes that lifts the accuracy from below half to above this isn't chance.
@@ -165,6 +168,16 @@ def _refuse_renamed(evidence: Evidence, accuracy: float) -> None:
         )
 
 
-def outcome_of(evidence: Evidence, point: Any) -> Any:
+def row_keys(evidence: Evidence) -> NDArray[np.uint64]:
+    """A number for each row, from its label and its scores at all exits: the same row has it again tomorrow."""
+    score = np.ascontiguousarray(evidence.score.T)
+    keys = np.empty(len(evidence), np.uint64)
+    for i, (row, truth) in enumerate(zip(score, evidence.truth.tolist(), strict=True)):
+        digest = hashlib.blake2b(row.tobytes() + truth.to_bytes(8, "little", signed=True), digest_size=8).digest()
+        keys[i] = int.from_bytes(digest, "little")
+    return keys
+
+
+def outcome_of(evidence: Evidence, point: OperatingPoint) -> Simulation:
     """What the operating point does on these rows (see `simulate`)."""
     return simulate(evidence, point, routing_layers=evidence.layers)

@@ -22,9 +22,9 @@ class Rule:
     """Thresholds, with what they do on the rows that proposed them.
 
     family: "equal score", one log-odds for all exits; "equal confidence", the same after Platt's map at each;
-    "exit shares", share_j ∝ q^j. cost: fraction of the full mean. drop: accuracy lost; lost: share of rows that the full
-    model has right and the rule wrong. margin: a standard error of the drop, counting one row more than seen
-    to differ: no difference among few rows is no proof of none.
+    "exit shares", share_j ∝ q^j. cost: fraction of the full mean. drop: accuracy lost; lost: share of rows that
+    the full model has right and the rule wrong. margin: a standard error of the drop, counting one row more
+    than seen to differ: no difference among few rows is no proof of none.
     """
 
     family: str
@@ -66,19 +66,17 @@ def judge(family: str, bars: Sequence[float], score: Array, correct: Bools, cost
 
 def _candidates(score: Array, correct: Bools) -> list[tuple[str, tuple[float, ...]]]:
     early = score[:-1].astype(np.float64)
-    found = []
     dial = np.linspace(0.0, 1.0, STEPS + 1)
-    for bar in np.unique(np.quantile(early, dial)):
-        found.append(("equal score", (*(float(bar),) * len(early), -INF)))
+    found: list[tuple[str, tuple[float, ...]]] = [
+        ("equal score", (*(float(bar),) * len(early), -INF)) for bar in np.unique(np.quantile(early, dial))
+    ]
     slopes, shifts = _platt(early, correct[:-1])
-    calibrated = slopes[:, None] * early + shifts[:, None]
-    for bar in np.unique(np.quantile(calibrated, dial)):
+    for bar in np.unique(np.quantile(slopes[:, None] * early + shifts[:, None], dial)):
         # Where the score says nothing of being right no threshold is safe.
         bars = [float((bar - b) / a) if a > 0 else INF for a, b in zip(slopes, shifts, strict=True)]
         found.append(("equal confidence", (*bars, -INF)))
-    for log_q in 12 * np.linspace(-1, 1, STEPS // 2 + 1) ** 3:
-        found.append(("exit shares", thresholds_for_shares(score, geometric_shares(len(score), float(log_q)))))
-    return found
+    shares = [geometric_shares(len(score), float(log_q)) for log_q in 12 * np.linspace(-1, 1, STEPS // 2 + 1) ** 3]
+    return [*found, *(("exit shares", thresholds_for_shares(score, share)) for share in shares)]
 
 
 def _platt(score: Floats, correct: Bools) -> tuple[Floats, Floats]:

@@ -10,9 +10,9 @@ from offramp.runtime.arrays import Floats, row_blocks
 from offramp.runtime.files import sync_file
 
 # Rows whose top class may change (two classes as good as tied), and pairs of rows whose order by log-odds may.
-# Any AUROC, and with it EEFP or the order that abstention goes by, moves by less than what the pairs allow.
+# Six exits of a text and three of an image classifier gave up to 3e-4 and 8e-4, and their AUROCs moved by 2e-5.
 MOST_LABELS = 1e-3
-MOST_PAIRS = 1e-3
+MOST_PAIRS = 2e-3
 
 
 @dataclass(frozen=True)
@@ -49,23 +49,19 @@ def check_half(logits: NDArray[np.floating]) -> Check:
 
 
 def moved_pairs(before: Floats, after: Floats) -> float:
-    """An upper bound on the share of pairs of rows that two scores (N,) order differently.
+    """An upper bound on the share of pairs of rows that two scores (N,) order differently, or the second ties.
 
-    Σ |rank − rank'| is never less than the number of discordant pairs (Diaconis and Graham 1977); ties count as
-    if the row numbers broke them. NaN rows have no order and are left out.
+    Σ |rank − rank'| is never less than the number of discordant pairs (Diaconis and Graham 1977); what the second
+    score ties is ranked against the first. NaN rows have no order and are left out.
     """
     known = ~(np.isnan(before) | np.isnan(after))
     n = int(known.sum())
     if n < 2:
         return 0.0
-    ranks = [_ranks(values[known]) for values in (before, after)]
-    return float(np.abs(ranks[0] - ranks[1]).sum() / (n * (n - 1) / 2))
-
-
-def _ranks(values: Floats) -> NDArray[np.int64]:
-    ranks = np.empty(len(values), np.int64)
-    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
-    return ranks
+    first, second = np.empty(n, np.int64), np.empty(n, np.int64)
+    first[np.argsort(before[known], kind="stable")] = np.arange(n)
+    second[np.lexsort((-before[known], after[known]))] = np.arange(n)
+    return float(np.abs(first - second).sum() / (n * (n - 1) / 2))
 
 
 def store_half(path: Path) -> None:

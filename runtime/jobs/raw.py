@@ -63,7 +63,7 @@ class Lines:
                 record = msgspec.json.decode(line, type=dict[str, Any])
             except (msgspec.MsgspecError, UnicodeEncodeError) as error:
                 raise InputError(f"{self.path}: line {number} is not a JSON object ({error}).") from error
-            self.names = self.names or list(record)
+            self.names += [name for name in record if name not in self.names]
             yield record
 
     def rows(self, name: str, axis: int = 0) -> int:

@@ -18,7 +18,9 @@ from offramp.runtime.bundle import CALIBRATION, MANIFEST, Block, Bundle, Manifes
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
 from offramp.runtime.files import new_folder, seal, sha256_of_file
-from offramp.runtime.jobs.calibrate import expected, split_rows
+from offramp.runtime.jobs.evidence import evidence_of
+from offramp.runtime.jobs.figures import expected
+from offramp.runtime.jobs.splits import split_rows
 from offramp.runtime.jobs.timing import Timings, time_graphs, time_nested
 from offramp.runtime.points import FULL, Calibration, OperatingPoint, read_calibration, write_calibration
 from offramp.runtime.predictions import Records
@@ -64,7 +66,11 @@ def repack(
         (folder / MANIFEST).write_bytes(seal(document))
         new = read_bundle(folder)
         if (opened.path / CALIBRATION).exists():
-            points = {name: _fewer(point, kept, manifest.digest, records) for name, point in calibration.points.items()}
+            layers = [len(manifest.exits[j].routing) for j in kept]
+            points = {
+                name: _fewer(point, kept, manifest.digest, records, layers)
+                for name, point in calibration.points.items()
+            }
             write_calibration(
                 folder,
                 new.manifest,
@@ -120,7 +126,9 @@ def _files(manifest: Manifest, document: dict[str, Any]) -> list[str]:
     return [name for name in manifest.files if name in wanted or name not in graphs]
 
 
-def _fewer(point: OperatingPoint, kept: list[int], origin: str, records: Records | None) -> OperatingPoint:
+def _fewer(
+    point: OperatingPoint, kept: list[int], origin: str, records: Records | None, layers: list[int]
+) -> OperatingPoint:
     thresholds = tuple(point.thresholds[j] for j in kept)
     provenance = {**point.provenance, "repacked_from": origin, "exits_kept": kept}
     new = replace(
@@ -132,9 +140,10 @@ def _fewer(point: OperatingPoint, kept: list[int], origin: str, records: Records
     )
     if records is None or records.labels is None:
         return new
-    labelled = np.flatnonzero(np.asarray(records.labels) >= 0)
-    report = split_rows(labelled, int(point.provenance.get("seed", 0))).report
-    return replace(new, expected=expected(_only(records, kept), new, report))
+    evidence = evidence_of(_only(records, kept), layers)
+    evidence = evidence.take(np.flatnonzero(evidence.truth >= 0))
+    test = split_rows(evidence.truth, int(point.provenance.get("seed", 0))).test
+    return replace(new, expected=expected(evidence.take(test), new))
 
 
 def _only(records: Records, kept: list[int]) -> Records:

@@ -1,9 +1,10 @@
-"""Which calibrator serves an exit: fitted on `fit`, chosen on `select`, fitted again on both.
+"""Which calibrator serves an exit: fitted on `fit`, chosen on `select`, fitted again on both. Where rows are few
+the two parts take turns in folds, and every row is judged by a calibrator that hasn't seen it.
 
 The choice is by the corrected confidence error ConfCE^corr, which nobody can lower by reporting other than
 what is believed; LinCE^cw must be non-inferior and the early-exit failure prediction (EEFP) of the score not
-significantly lower. ECE is shown and decides nothing. What can't be told apart from the best goes to the
-simplest.
+significantly lower. ECE is shown and decides nothing. What can't be told apart from the best, at 95%, goes to
+the simplest: a calibrator that didn't earn its place makes the confidence of few rows worse.
 """
 
 import hashlib
@@ -35,17 +36,21 @@ ROUTED = "ar_condcal"
 
 # Fewer rows that reach an exit than this (of fit and select together) aren't enough to calibrate on.
 LEAST_ROWS = 200
-# No more rows than this are used a fit: errors of what these calibrators fit shrink below any that shows.
-MOST_ROWS = 20_000
+# No more rows and logits than this are used a fit: errors of what is fitted shrink below any that shows.
+MOST_ROWS, MOST_VALUES = 20_000, 10_000_000
 # LinCE^cw may be this much higher than without calibration, as a share of it.
 MARGIN = 0.10
+# Below this many rows fit and select take turns, in so many folds: a few hundred rows tell nothing apart.
+FOLDED_ROWS, FOLDS = 2_000, 5
+# Standard errors within which two calibrators are a draw: 95%, one-sided.
+DRAW = 1.645
 REPLICATES = 400
 GROUPS = 64
 
 
 @dataclass(frozen=True)
 class Tried:
-    """How one calibrator did at one group of exits, on the select rows that reach them.
+    """How one calibrator did at one group of exits, on held-out rows that reach them.
 
     confce_corr: n·ConfCE^corr; difference: its distance to the best eligible, with standard_error (bootstrap).
     lince_cw: n·LinCE^cw, lince_upper: upper 95% bound of its rise over the identity's, as a share of that.
@@ -100,32 +105,61 @@ class Selector:
     def _group(self, group: tuple[int, ...], rows: list[Ints]) -> tuple[Calibrator, list[Tried]]:
         key = hashlib.sha256(repr(group).encode() + b"".join(r.tobytes() for r in rows)).hexdigest()
         if key not in self._known:
-            rng = np.random.default_rng(self.seed)
-            fitting = _limited([r[self.is_fit[r]] for r in rows], rng)
-            judging = _limited([r[~self.is_fit[r]] for r in rows], rng)
-            self._known[key] = self._compete(group, rows, fitting, judging)
+            self._known[key] = self._compete(group, rows)
         return self._known[key]
 
-    def _compete(
-        self, group: tuple[int, ...], rows: list[Ints], fitting: list[Ints], judging: list[Ints]
-    ) -> tuple[Calibrator, list[Tried]]:
+    def _compete(self, group: tuple[int, ...], rows: list[Ints]) -> tuple[Calibrator, list[Tried]]:
         names = [name for name in self.names if "routing" not in calibration.kind(name).needs or len(group) == 1]
-        if "identity" not in names:
-            names = ["identity", *names]
-        if not sum(map(len, fitting)) or not sum(map(len, judging)):
+        judged, answers = self._held_out(group, rows, names)
+        if not answers:
             return calibration.get("identity"), []
-        z, y, aux = self._data(group, fitting)
-        fitted = {name: calibration.get(name).fit(z, y, aux=aux) for name in names}
+        z, y, _ = self._data(group, judged)
+        judge = _Judge(z, y, self._leave_here(group, judged), np.concatenate(judged), self.seed)
         del z
-        found = dict.fromkeys(names)
-        z, y, aux = self._data(group, judging)
-        judge = _Judge(z, y, self._leave_here(group, judging), self.seed)
-        measured = {name: judge.measure(fitted[name], aux) for name in found}
+        measured = {name: judge.measure(*answers.pop(name), _safe(name)) for name in names}
         winner, lines = decide(group, len(y), measured)
         if winner == "identity":
             return calibration.get("identity"), lines
-        z, y, aux = self._data(group, _limited(rows, np.random.default_rng(self.seed)))
+        z, y, aux = self._data(group, _limited(rows, self.propose.classes, np.random.default_rng(self.seed)))
         return calibration.get(winner).fit(z, y, aux=aux), lines
+
+    def _held_out(
+        self, group: tuple[int, ...], rows: list[Ints], names: Sequence[str]
+    ) -> tuple[list[Ints], dict[str, tuple[Floats, Array]]]:
+        """Rows to judge on, and each calibrator's (log-odds, probabilities) there, fitted without them."""
+        rng = np.random.default_rng(self.seed)
+        if sum(map(len, rows)) >= FOLDED_ROWS:
+            turns = [
+                (
+                    _limited([r[self.is_fit[r]] for r in rows], self.propose.classes, rng),
+                    _limited([r[~self.is_fit[r]] for r in rows], self.propose.classes, rng),
+                )
+            ]
+        else:
+            fold = rng.permutation(len(self.propose)) % FOLDS
+            turns = [([r[fold[r] != k] for r in rows], [r[fold[r] == k] for r in rows]) for k in range(FOLDS)]
+        turns = [(fitting, judging) for fitting, judging in turns if sum(map(len, fitting)) and sum(map(len, judging))]
+        made: dict[str, list[tuple[Floats, Array]]] = {name: [] for name in names}
+        for fitting, judging in turns:
+            z, y, aux = self._data(group, fitting)
+            fitted = {name: calibration.get(name).fit(z, y, aux=aux) for name in names}
+            z, y, aux = self._data(group, judging)
+            for name, one in fitted.items():
+                made[name].append((one.score({**aux, "logits": z}), one.apply(z, aux)))
+        if not turns:
+            return [], {}
+        # By exit, then by turn, as `_data` puts rows that are given an exit at a time.
+        judged = [np.concatenate([judging[k] for _, judging in turns]) for k in range(len(group))]
+        pieces = [np.cumsum([0, *(len(r) for r in judging)]) for _, judging in turns]
+
+        def joined(values: list[Array]) -> Array:
+            return np.concatenate(
+                [v[ends[k] : ends[k + 1]] for k in range(len(group)) for v, ends in zip(values, pieces, strict=True)]
+            )
+
+        return judged, {
+            name: (joined([odds for odds, _ in parts]), joined([p for _, p in parts])) for name, parts in made.items()
+        }
 
     def _data(self, group: tuple[int, ...], rows: list[Ints]) -> tuple[Array, Ints, dict[str, Array]]:
         p = self.propose
@@ -136,6 +170,10 @@ class Selector:
     def _leave_here(self, group: tuple[int, ...], rows: list[Ints]) -> Bools:
         target = metrics.leave_here(self.propose.correct)
         return np.concatenate([target[j, r] for j, r in zip(group, rows, strict=True)])
+
+
+def _safe(name: str) -> bool:
+    return calibration.get(name).preserves_argmax
 
 
 def pooled(left: Ints, used: Sequence[int], least: int = LEAST_ROWS) -> list[list[int]]:
@@ -151,11 +189,11 @@ def pooled(left: Ints, used: Sequence[int], least: int = LEAST_ROWS) -> list[lis
     return groups
 
 
-def _limited(rows: list[Ints], rng: np.random.Generator) -> list[Ints]:
-    total = sum(map(len, rows))
-    if total <= MOST_ROWS:
+def _limited(rows: list[Ints], classes: int, rng: np.random.Generator) -> list[Ints]:
+    total, most = sum(map(len, rows)), min(MOST_ROWS, max(LEAST_ROWS, MOST_VALUES // classes))
+    if total <= most:
         return rows
-    return [np.sort(rng.choice(r, round(len(r) * MOST_ROWS / total), replace=False)) for r in rows]
+    return [np.sort(rng.choice(r, round(len(r) * most / total), replace=False)) for r in rows]
 
 
 @dataclass(frozen=True)
@@ -186,23 +224,23 @@ class Measured:
 
 
 class _Judge:
-    def __init__(self, z: Array, y: Ints, leave_here: Bools, seed: int) -> None:
-        self._z, self._y, self._seed = z, y, seed
-        self._label, self._raw = scores.top_label(z), scores.log_odds(z)
-        self._correct, self._leave_here = self._label == y, leave_here
+    def __init__(self, z: Array, y: Ints, leave_here: Bools, rows: Ints, seed: int) -> None:
+        """rows: which row each entry is of; a row may be there once an exit, and is drawn as a whole."""
         # Bins follow the stable order, and outcomes mustn't decide it where reports tie.
         order = np.random.default_rng(seed).permutation(len(y))
-        self._z, self._y, self._label = z[order], y[order], self._label[order]
-        self._raw, self._correct, self._leave_here = self._raw[order], self._correct[order], leave_here[order]
-        self._order = order
+        self._order, self._seed, self._y = order, seed, y[order]
+        self._raw, self._correct = scores.log_odds(z)[order], (scores.top_label(z) == y)[order]
+        self._leave_here = leave_here[order]
         draws = np.random.default_rng(seed + 1)
-        n = len(y)
-        self._counts = np.stack([np.bincount(draws.integers(0, n, n), minlength=n) for _ in range(REPLICATES)])
-        self._group = np.arange(n) % min(GROUPS, n)
+        names, place = np.unique(rows[order], return_inverse=True)
+        n = len(names)
+        counts = np.stack([np.bincount(draws.integers(0, n, n), minlength=n) for _ in range(REPLICATES)])
+        self._counts = counts[:, place]
+        self._group = draws.permutation(n)[place] % min(GROUPS, n)
 
-    def measure(self, fitted: Calibrator, aux: dict[str, Array]) -> Measured:
-        aux = {name: values[..., self._order] for name, values in aux.items()}
-        odds = fitted.score({**aux, "logits": self._z, "score": self._raw, "label": self._label})
+    def measure(self, odds: Floats, probabilities: Array, safe: bool) -> Measured:
+        """odds, probabilities: of a calibrator on these rows. safe: whether it never changes an answer."""
+        odds, probabilities = odds[self._order], probabilities[self._order]
         confidence = scores.sigmoid(odds)
         n = len(odds)
         wrong = ~self._correct
@@ -210,15 +248,15 @@ class _Judge:
         return Measured(
             confce=n * metrics.confce_corr(confidence, self._correct),
             confce_draws=self._confce_draws(confidence, wrong),
-            lince_gram=self._gram(fitted.apply(self._z, aux)),
+            lince_gram=self._gram(probabilities),
             rows=n,
-            classes=self._z.shape[1],
+            classes=probabilities.shape[1],
             eefp=eefp,
             eefp_raw=eefp_raw,
             eefp_upper=upper,
             ece=metrics.ece(confidence, self._correct),
             nll=float(np.logaddexp(0.0, np.where(wrong, odds, -odds)).mean()),
-            preserves_argmax=fitted.preserves_argmax,
+            preserves_argmax=safe,
         )
 
     def _confce_draws(self, confidence: Floats, wrong: Bools) -> Floats:
@@ -292,16 +330,16 @@ def decide(group: tuple[int, ...], rows: int, measured: dict[str, Measured]) -> 
         )
         for name, m in measured.items()
     }
-    winner = next(name for name in eligible if away[name][0] <= away[name][1])
+    winner = next(name for name in eligible if away[name][0] <= DRAW * away[name][1])
     lines = []
     for name, m in measured.items():
         if name == winner:
-            why = "lowest n·ConfCE^corr" if name == best else f"simplest within one standard error of {best}"
+            why = "lowest n·ConfCE^corr" if name == best else f"simplest that can't be told apart from {best}"
         else:
             why = reasons.get(name) or (
-                f"no better than the simpler {winner}, within one standard error"
-                if away[name][0] <= away[name][1]
-                else f"n·ConfCE^corr {away[name][0]:.3g} above {best}'s, more than one standard error"
+                f"not better than the simpler {winner}"
+                if away[name][0] <= DRAW * away[name][1]
+                else f"n·ConfCE^corr {away[name][0]:.3g} above {best}'s, significantly"
             )
         lines.append(
             Tried(

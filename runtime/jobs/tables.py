@@ -88,6 +88,7 @@ class _Column:
 
     def blocks(self, axis: int, start: int, step: int) -> Iterator[Array]:
         rows = self.shape[axis]
+        start = min(start, rows)
         if self.mapped is None and (axis or self.fortran):
             self.mapped = self._whole()
         if self.mapped is not None:

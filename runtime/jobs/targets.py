@@ -18,7 +18,8 @@ from offramp.runtime.jobs.families import Rule, propose
 from offramp.runtime.thresholds import FrontierPoint, SelectiveRisk, binomial_bound, leave_at, pareto, risk_control, sgr
 
 # A promise on exits is tested along at most this many rules, fixed before any certifying row is looked at.
-CANDIDATES = 40
+# Few: abstention certified on the same rows shares its delta out over them.
+CANDIDATES = 12
 # Standard errors of the measured drop that are kept in hand.
 MARGIN = 1.0
 
@@ -147,12 +148,15 @@ class Chooser:
 
     def choose(self, target: Target) -> Choice:
         """Thresholds for a target. Raises InputError where times are needed and there are none."""
-        choice = {
-            Budget: self._budget,
-            MaxMs: self._max_ms,
-            MaxDrop: self._max_drop,
-            Guarantee: self._guarantee,
-        }[type(target)](target)  # type: ignore[operator]
+        match target:
+            case Budget():
+                choice = self._budget(target)
+            case MaxMs():
+                choice = self._max_ms(target)
+            case MaxDrop():
+                choice = self._max_drop(target)
+            case Guarantee():
+                choice = self._guarantee(target)
         asked = {key: value for key, value in asdict(target).items() if key != "name"}
         choice.provenance.update(target=asked, met=choice.unmet is None)
         if choice.unmet is not None:
@@ -263,10 +267,12 @@ class Chooser:
         safe = [rule for rule in saving if rule.lost + MARGIN * rule.margin <= epsilon]
         family = min(safe or saving, key=lambda rule: rule.cost if safe else rule.lost).family
         line = sorted((rule for rule in saving if rule.family == family), key=lambda rule: -rule.cost)
-        # Nothing is gained by testing where far more is lost than may be.
-        line = [rule for rule in line if rule.lost <= 3 * epsilon] or line[:1]
-        picked = np.unique(np.linspace(0, len(line) - 1, CANDIDATES).round().astype(np.int64))
-        return [line[k] for k in picked]
+        # Begin where hardly anything is lost, end where more is lost than can pass; the dearest goes first, in
+        # case even the beginning is too daring.
+        safest = max((k for k, rule in enumerate(line) if rule.lost <= epsilon / 5), default=0)
+        last = max((k for k, rule in enumerate(line) if rule.lost <= 1.5 * epsilon), default=0)
+        picked = np.linspace(safest, max(last, safest), CANDIDATES - 1).round().astype(np.int64)
+        return [line[k] for k in np.unique(np.append(0, picked))]
 
     def _taken(self, method: str, rule: Rule, unmet: str | None = None) -> Choice:
         provenance = {
@@ -315,7 +321,8 @@ def abstention(log_odds: Floats, wrong: Any, target: AbstainRisk, shared_by: int
         return Abstention(answer.threshold, provenance, answer)
     unmet = (
         f"no part of the rows can be promised a risk of at most {percent(target.risk)} from {len(log_odds)} "
-        f"certifying rows, so every answer is flagged as an abstention: {_closest_risk(log_odds, wrong, target, delta)}."
+        "certifying rows, so every answer is flagged as an abstention: "
+        f"{_closest_risk(log_odds, wrong, target, delta)}."
     )
     return Abstention(answer.threshold, {**provenance, "closest": unmet}, answer, unmet)
 

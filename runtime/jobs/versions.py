@@ -113,10 +113,8 @@ def diff(old: Calibration, new: Calibration) -> list[dict[str, Any]]:
     for name in dict.fromkeys([*old.points, *new.points]):
         before, after = old.points.get(name), new.points.get(name)
         if before is None or after is None:
-            came = before is None
-            lines.append(
-                {"point": name, "field": "point", "old": None if came else "there", "new": "there" if came else None}
-            )
+            there = {"old": None if before is None else "there", "new": None if after is None else "there"}
+            lines.append({"point": name, "field": "point", **there})
             continue
         pairs: list[tuple[str, Any, Any]] = [
             (f"threshold[{j}]", a, b) for j, (a, b) in enumerate(zip(before.thresholds, after.thresholds, strict=False))
@@ -125,8 +123,10 @@ def diff(old: Calibration, new: Calibration) -> list[dict[str, Any]]:
             pairs.append(("exits", len(before.thresholds), len(after.thresholds)))
         pairs.append(("abstain_below", before.abstain_below, after.abstain_below))
         exits = max(len(before.thresholds), len(after.thresholds))
-        for j in range(exits):
-            pairs.append((f"calibrator[{j}]", *(_calibrator(p.calibrators, j) for p in (before, after))))
+        pairs += [
+            (f"calibrator[{j}]", _calibrator(before.calibrators, j), _calibrator(after.calibrators, j))
+            for j in range(exits)
+        ]
         for key in dict.fromkeys([*before.expected, *after.expected]):
             if key in ("intervals", "exit_shares"):
                 continue

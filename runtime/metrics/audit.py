@@ -26,8 +26,8 @@ from offramp.runtime.metrics.routing import (
 
 MULTIPLES = (0.25, 0.5, 1.0, 2.0, 4.0)
 KERNELS = ("nw_confidence", "nw_confidence_entropy", "ar_condcal")
-# Two-sided 95% of Student's t with 4 degrees of freedom, for five seeds.
-T_5 = 2.7764451051977987
+# Two-sided 95% of Student's t with 1, 2, … degrees of freedom: for two seeds and more, the last for any more.
+_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,8 @@ def _verdict(exits: tuple[ExitAudit, ...], numbers: tuple[int, ...]) -> tuple[bo
             f"Yes: at exit {where} routing says more about errors than confidence does, by the permutation test, "
             "the matched kernels and the capacity-matched probe alike."
         )
-    closest = min(range(len(exits)), key=lambda j: len(exits[j].missing()))
+    p_values = np.nan_to_num([one.adjusted for one in exits], nan=2.0)
+    closest = min(range(len(exits)), key=lambda j: (len(exits[j].missing()), p_values[j]))
     reasons = "; ".join(exits[closest].missing())
     return False, f"No: at exit {numbers[closest]}, which comes closest, {reasons}."
 
@@ -223,7 +224,7 @@ def probe(
             r2[name].append(_r2(_mlp(inputs, target, fit, test, np.random.default_rng([seed, k])), target[test]))
     values = {name: np.array(each) for name, each in r2.items()}
     uplift = values["mlp_routing"] - np.maximum(values["mlp"], values["mlp_shuffled"])
-    half = T_5 * uplift.std(ddof=1) / np.sqrt(seeds) if seeds > 1 else np.inf
+    half = _T[min(seeds - 2, len(_T) - 1)] * uplift.std(ddof=1) / np.sqrt(seeds) if seeds > 1 else np.inf
     mean = float(uplift.mean())
     return Probe(values, mean, mean - float(half), mean + float(half))
 
