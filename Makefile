@@ -5,7 +5,7 @@ TEST := .venv
 DEMO := .venv-demo
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-wheel lint bench clean
+.PHONY: demo test test-slow test-cuda test-wheel lint bench clean
 
 demo: $(DEMO)/.ready
 	$(DEMO)/bin/offramp demo $(ARGS)
@@ -15,6 +15,10 @@ test: $(TEST)/.ready
 
 test-slow: $(TEST)/.ready
 	$(TEST)/bin/python -m pytest -m slow $(ARGS)
+
+# On a machine with a CUDA GPU and torch's CUDA build: kernels are compiled instead of interpreted.
+test-cuda: $(TEST)/.ready
+	TRITON_INTERPRET=0 $(TEST)/bin/python -m pytest -m cuda $(ARGS)
 
 # The same suite against the built wheel instead of the working tree.
 test-wheel: $(TEST)/.ready

@@ -17,6 +17,8 @@ HEAVY = (
     "pyarrow",
     "rich",
     "networkx",
+    "tokenizers",
+    "PIL",
 )
 
 
