@@ -18,6 +18,7 @@ from offramp.runtime import Cascade
 from offramp.runtime.cli.calibrate import table
 from offramp.runtime.jobs.calibrate import calibrate
 from offramp.runtime.jobs.record import record
+from offramp.runtime.jobs.targets import AbstainRisk, Budget
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -121,9 +122,10 @@ def main() -> None:
                 calibrate(
                     bundle,
                     Path(scratch) / "records",
-                    budgets={"balanced": 0.5, "fast": 0.3},
-                    abstain_risk=0.03,
-                ).points
+                    targets=[Budget(0.5, "balanced"), Budget(0.3, "fast")],
+                    abstain=[AbstainRisk(0.03)],
+                    report=False,
+                ).calibration.points
             )
         )
     with Cascade.load(bundle) as cascade:

@@ -136,10 +136,10 @@ def check_labels(evidence: Evidence) -> list[str]:
     else:
         _refuse_renamed(evidence, accuracy)
         commonest = float(np.bincount(evidence.truth).max() / len(evidence))
-        if accuracy <= commonest:
+        if accuracy <= commonest + 2 * (commonest * (1 - commonest) / len(evidence)) ** 0.5:
             odd.append(
-                f"the last exit is right on {accuracy:.1%} of the rows, and always answering the commonest class "
-                f"on {commonest:.1%}: are the labels those of these rows?"
+                f"the last exit is right on {accuracy:.1%} of the rows, hardly more than the {commonest:.1%} of always "
+                "answering the commonest class: are the labels those of these rows?"
             )
     if right.all():
         odd.append("the last exit is right on every row: there is no error to calibrate or to rank failures by.")

@@ -110,11 +110,11 @@ class Selector:
 
     def _compete(self, group: tuple[int, ...], rows: list[Ints]) -> tuple[Calibrator, list[Tried]]:
         names = [name for name in self.names if "routing" not in calibration.kind(name).needs or len(group) == 1]
-        judged, answers = self._held_out(group, rows, names)
+        judged, turn, answers = self._held_out(group, rows, names)
         if not answers:
             return calibration.get("identity"), []
         z, y, _ = self._data(group, judged)
-        judge = _Judge(z, y, self._leave_here(group, judged), np.concatenate(judged), self.seed)
+        judge = _Judge(z, y, self._leave_here(group, judged), np.concatenate(judged), turn, self.seed)
         del z
         measured = {name: judge.measure(*answers.pop(name), _safe(name)) for name in names}
         winner, lines = decide(group, len(y), measured)
@@ -125,8 +125,9 @@ class Selector:
 
     def _held_out(
         self, group: tuple[int, ...], rows: list[Ints], names: Sequence[str]
-    ) -> tuple[list[Ints], dict[str, tuple[Floats, Array]]]:
-        """Rows to judge on, and each calibrator's (log-odds, probabilities) there, fitted without them."""
+    ) -> tuple[list[Ints], Ints, dict[str, tuple[Floats, Array]]]:
+        """Rows to judge on, the turn each had, and each calibrator's (log-odds, probabilities) there, fitted
+        without them."""
         rng = np.random.default_rng(self.seed)
         if sum(map(len, rows)) >= FOLDED_ROWS:
             turns = [
@@ -147,7 +148,7 @@ class Selector:
             for name, one in fitted.items():
                 made[name].append((one.score({**aux, "logits": z}), one.apply(z, aux)))
         if not turns:
-            return [], {}
+            return [], np.zeros(0, np.int64), {}
         # By exit, then by turn, as `_data` puts rows that are given an exit at a time.
         judged = [np.concatenate([judging[k] for _, judging in turns]) for k in range(len(group))]
         pieces = [np.cumsum([0, *(len(r) for r in judging)]) for _, judging in turns]
@@ -157,9 +158,15 @@ class Selector:
                 [v[ends[k] : ends[k + 1]] for k in range(len(group)) for v, ends in zip(values, pieces, strict=True)]
             )
 
-        return judged, {
-            name: (joined([odds for odds, _ in parts]), joined([p for _, p in parts])) for name, parts in made.items()
-        }
+        turn = joined([np.full(ends[-1], t) for t, ends in enumerate(pieces)])
+        return (
+            judged,
+            turn,
+            {
+                name: (joined([odds for odds, _ in parts]), joined([p for _, p in parts]))
+                for name, parts in made.items()
+            },
+        )
 
     def _data(self, group: tuple[int, ...], rows: list[Ints]) -> tuple[Array, Ints, dict[str, Array]]:
         p = self.propose
@@ -224,13 +231,14 @@ class Measured:
 
 
 class _Judge:
-    def __init__(self, z: Array, y: Ints, leave_here: Bools, rows: Ints, seed: int) -> None:
-        """rows: which row each entry is of; a row may be there once an exit, and is drawn as a whole."""
+    def __init__(self, z: Array, y: Ints, leave_here: Bools, rows: Ints, turn: Ints, seed: int) -> None:
+        """rows: which row each entry is of; a row may be there once an exit, and is drawn as a whole.
+        turn: in which turn it was held out; each had a calibrator of its own, so only there is order compared."""
         # Bins follow the stable order, and outcomes mustn't decide it where reports tie.
         order = np.random.default_rng(seed).permutation(len(y))
         self._order, self._seed, self._y = order, seed, y[order]
         self._raw, self._correct = scores.log_odds(z)[order], (scores.top_label(z) == y)[order]
-        self._leave_here = leave_here[order]
+        self._leave_here, self._turn = leave_here[order], turn[order]
         draws = np.random.default_rng(seed + 1)
         names, place = np.unique(rows[order], return_inverse=True)
         n = len(names)
@@ -287,19 +295,28 @@ class _Judge:
         return gram
 
     def _eefp(self, odds: Floats) -> tuple[float, float, float]:
-        """EEFP of the calibrated and of the raw score, and an upper bound of the difference; NaN at the last
-        exit, where every row leaves."""
-        raw = metrics.auroc(self._raw, self._leave_here)
-        own = metrics.auroc(odds, self._leave_here)
-        if np.isnan(raw):
+        """EEFP of the calibrated and of the raw score, and an upper bound of the difference: means over the
+        turns. NaN at the last exit, where every row leaves."""
+        own, raw, draws = [], [], []
+        for t in np.unique(self._turn):
+            at = self._turn == t
+            score, before, target = odds[at], self._raw[at], self._leave_here[at]
+            plain = metrics.auroc(before, target)
+            if np.isnan(plain):
+                continue
+            raw.append(plain)
+            own.append(metrics.auroc(score, target))
+            same = np.array_equal(np.argsort(before, kind="stable"), np.argsort(score, kind="stable"))
+            if same and own[-1] == plain:
+                draws.append(np.zeros(REPLICATES))
+            else:
+                compared = metrics.compare(
+                    metrics.auroc_f, [score], [before], ~target, replicates=REPLICATES, seed=self._seed
+                )
+                draws.append(np.nan_to_num(compared.replicates))
+        if not raw:
             return float("nan"), float("nan"), float("nan")
-        same = np.array_equal(np.argsort(self._raw, kind="stable"), np.argsort(odds, kind="stable"))
-        if same and own == raw:
-            return own, raw, 0.0
-        compared = metrics.compare(
-            metrics.auroc_f, [odds], [self._raw], ~self._leave_here, replicates=REPLICATES, seed=self._seed
-        )
-        return own, raw, float(compared.high)
+        return float(np.mean(own)), float(np.mean(raw)), float(np.quantile(np.mean(draws, axis=0), 0.975))
 
 
 def decide(group: tuple[int, ...], rows: int, measured: dict[str, Measured]) -> tuple[str, list[Tried]]:

@@ -20,8 +20,8 @@ from offramp.runtime.thresholds import FrontierPoint, SelectiveRisk, binomial_bo
 # A promise on exits is tested along at most this many rules, fixed before any certifying row is looked at.
 # Few: abstention certified on the same rows shares its delta out over them.
 CANDIDATES = 12
-# Standard errors of the measured drop that are kept in hand.
-MARGIN = 1.0
+# Standard errors of the measured drop that are kept in hand: of hundreds of rules the luckiest is taken.
+MARGIN = 1.645
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class MaxMs:
 
 @dataclass(frozen=True)
 class MaxDrop:
-    """Accuracy at most this much below the full model's, as measured: the cheapest rule, with a standard
-    error in hand."""
+    """Accuracy at most this much below the full model's, as measured: the cheapest rule, with 1.645
+    standard errors in hand."""
 
     drop: float
     name: str = ""

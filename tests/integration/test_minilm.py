@@ -10,6 +10,7 @@ import pytest
 import torch
 from offramp.runtime import Cascade, OperatingPoint
 from offramp.runtime.jobs.calibrate import calibrate
+from offramp.runtime.jobs.targets import Budget
 from offramp.runtime.jobs.record import record
 
 TOLERANCE = 5e-4
@@ -106,7 +107,7 @@ def calibrated(minilm_bundle, shared, tmp_path_factory):
     bundle = shutil.copytree(minilm_bundle, folder / "bundle")
     with Cascade.load(bundle) as cascade:
         record(cascade, shared("data/clinc150/val.npz"), folder / "records")
-    calibrate(bundle, folder / "records", budgets={"balanced": 0.4, "fast": 0.25}, abstain_risk=0.05)
+    calibrate(bundle, folder / "records", targets=[Budget(0.4, "balanced"), Budget(0.25, "fast")])
     return bundle
 
 
