@@ -33,6 +33,10 @@ class DeviceCascade(Cascade):
         found: Device = self._sessions
         return found
 
+    def _one_graph(self) -> None:
+        """None: control flow inside a graph runs on the host, so blocks are graphs of their own here."""
+        return None
+
     def predict(
         self, inputs: Mapping[str, Any], *, fetch: Iterable[str] = (), allow_nonfinite: bool = False
     ) -> Predictions:
