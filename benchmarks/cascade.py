@@ -274,7 +274,7 @@ def share_thresholds(cascade: Cascade, val: Inputs, q: float) -> tuple[float, ..
 
 
 def sum_of_blocks(cascade: Cascade, work: list[Inputs], repeats: int = 15) -> float:
-    """Seconds of the graphs alone, each at the very states that ran, by the medians of repeated runs."""
+    """Seconds of the blocks alone, each a session of its own, at the very states that ran; medians of repeated runs."""
     calls: list[tuple[Any, dict[str, Any], list[str]]] = []
     original = Cascade._values
 
@@ -283,10 +283,12 @@ def sum_of_blocks(cascade: Cascade, work: list[Inputs], repeats: int = 15) -> fl
         calls.append((self._sessions.get(graph.file), feed, list(outputs)))
         return original(self, graph, state, outputs)
 
+    in_series = cascade.at(cascade.operating_point)
+    in_series._switches = None
     Cascade._values = watch  # type: ignore[method-assign]
     try:
         for inputs in work:
-            cascade.predict(inputs)
+            in_series.predict(inputs)
     finally:
         Cascade._values = original  # type: ignore[method-assign]
     passes = []
