@@ -19,6 +19,7 @@ from typing import Any
 
 from offramp.runtime.bundle import Bundle
 from offramp.runtime.errors import BundleError, CascadeClosed, InputError, RuntimeUnavailable
+from offramp.runtime.memory import release_mapped
 
 _INSTALL = 'pip install "offramp[cpu]" (or "offramp[gpu]" on a machine with CUDA)'
 _PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
@@ -202,6 +203,7 @@ class Sessions:
                     session = opened[file] = bare_run(
                         open_session(path, threads=self._threads, providers=self._providers, alone=alone)
                     )
+                    release_mapped(self._bundle.path)
         return session
 
     def close(self) -> None:

@@ -1,0 +1,28 @@
+"""Pages of mapped weights that nobody needs any more are given back.
+
+ONNX Runtime maps a weight file, packs the matrices for its kernels and, inside nested graphs, keeps the mapping
+of what it has packed: MiniLM's cascade graph held 36 MB of pages that are never read again.
+"""
+
+import ctypes
+import sys
+from pathlib import Path
+
+_MADV_PAGEOUT = 21  # Linux 5.4; drops clean pages, which come back from the file if somebody reads them after all
+
+
+def release_mapped(folder: Path) -> None:
+    """Ask the kernel to drop this process's mapped pages of files in `folder`. Does nothing where it can't."""
+    if not sys.platform.startswith("linux"):
+        return
+    inside = f"{folder.resolve()}/"
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+        for line in lines:
+            fields = line.split(maxsplit=5)
+            if len(fields) == 6 and fields[5].startswith(inside):
+                start, end = (int(edge, 16) for edge in fields[0].split("-"))
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_PAGEOUT)
+    except (OSError, AttributeError, ValueError):
+        return
