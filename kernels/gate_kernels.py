@@ -6,7 +6,8 @@ m = max_{k != y} z'_k:
     W = sum_{k != y} t (z'_k - m) exp(t (z'_k - m))
     d = t (m - z'_y)                            how far the others are behind
     score = -(d + log S),  confidence = 1 / (1 + e^d S),  entropy = log(1 + e^d S) - e^d (W + d S) / (1 + e^d S)
-S and W are float32; what a row needs once, from d on, is float64. Nothing here is ever log(p / (1 - p)).
+d and the score are float64 until they are stored, and so is the recalibrated confidence; the rest is float32.
+Nothing here is ever log(p / (1 - p)).
 
 Importing this module imports triton; `offramp.kernels.exit_gate` does so only for tensors that need it.
 """
@@ -34,7 +35,7 @@ def _read(row, columns, inside, column_stride, scale, bias):
 
 @triton.jit
 def _log1p(x):
-    """log(1 + x) in float64 to the last bits (Kahan): the rounding of 1 + x is undone by the quotient."""
+    """log(1 + x) to the last bits (Kahan): the rounding of 1 + x is undone by the quotient."""
     w = 1.0 + x
     safe = tl.where((w == 1.0) | (w <= 0.0), 2.0, w)
     return tl.where(w == 1.0, x, tl.where(w <= 0.0, float("-inf"), tl.log(safe) * x / (safe - 1.0)))
@@ -50,18 +51,18 @@ def _expm1(x):
 
 
 @triton.jit
-def _recalibrated(score, confidence, alpha_high, alpha_low, classes: tl.constexpr):
+def _recalibrated(score, alpha_high, alpha_low, classes: tl.constexpr):
     """Confidence under f_alpha-hat, from the log-odds, in float64 (EEFP appendix B):
 
     1 - c' = 0.05 (1 - c) + 0.95 (1 - 1/C) (-expm1(alpha log1p(-u))),  u = sigmoid(-score) / (1 - 1/C).
     """
-    if classes == 1:
-        return confidence
     wide = tl.zeros([], tl.float64)
     alpha = wide + alpha_high + alpha_low  # a kernel's scalar arguments are float32, alpha isn't
-    room = 1.0 - 1.0 / (wide + classes)
     behind = tl.exp(-tl.abs(score))
     wrong = tl.where(score > 0, behind, 1.0) / (1.0 + behind)
+    if classes == 1:
+        return 1.0 - wrong
+    room = 1.0 - 1.0 / (wide + classes)
     u = tl.minimum(wrong / room, 1.0)
     missing = 0.05 * wrong + 0.95 * room * -_expm1(alpha * _log1p(-u))
     return 1.0 - missing
@@ -92,11 +93,10 @@ def _conclude(
     ALPHA: tl.constexpr,
 ):
     """From a row's sums (or rows') to everything that is stored of it."""
-    t = t.to(tl.float64)
     alone = total == 0.0  # C = 1: there is nobody to be behind
-    d = tl.where(alone, -LARGEST, t * (runner_up.to(tl.float64) - top.to(tl.float64)))
-    s = tl.where(alone, 1.0, total).to(tl.float64)
-    score = tl.where(alone, LARGEST, -(d + tl.log(s)))
+    d = tl.where(alone, -LARGEST, t.to(tl.float64) * (runner_up.to(tl.float64) - top.to(tl.float64)))
+    s = tl.where(alone, 1.0, total)
+    score = tl.where(alone, LARGEST, -(d + tl.log(s.to(tl.float64))))
     score = tl.minimum(tl.maximum(score, -LARGEST), LARGEST)
     nothing = float("nan")
     known = unknown == 0
@@ -108,17 +108,19 @@ def _conclude(
         leave = leave & (tl.load(live + rows, mask=there, other=0) != 0)
     tl.store(out_leave + rows, leave.to(tl.int8), mask=there)
     if out_confidence is not None:
-        odds = tl.exp(d)
-        whole = 1.0 + tl.where(alone, 0.0, odds * s)
-        confidence = 1.0 / whole
-        if ALPHA:  # noqa: SIM108 (a branch of the compiler's, not of the value's)
-            reported = _recalibrated(score, confidence, alpha_high, alpha_low, classes)
+        # float32 from here on but for what is missing to 1: where few rows are gated, float64's latency would show.
+        near = tl.maximum(d, FARTHEST).to(tl.float32)
+        odds = tl.where(alone, 0.0, tl.exp(near))
+        others = odds * s
+        whole = 1.0 + others
+        if ALPHA:
+            reported = _recalibrated(score, alpha_high, alpha_low, classes)
         else:
-            reported = confidence
+            reported = 1.0 - (others / whole).to(tl.float64)
         tl.store(out_confidence + rows, tl.where(known, reported, nothing), mask=there)
         if out_entropy is not None:
-            spread = tl.where(alone, 0.0, odds * (weighted.to(tl.float64) + d * s) / whole)
-            tl.store(out_entropy + rows, tl.where(known, tl.log(whole) - spread, nothing), mask=there)
+            spread = tl.where(alone, 0.0, odds * (weighted + near * s) / whole)
+            tl.store(out_entropy + rows, tl.where(known, _log1p(others) - spread, nothing), mask=there)
         if out_margin is not None:
             tl.store(out_margin + rows, tl.where(known, (1.0 - odds) / whole, nothing), mask=there)
 

@@ -35,7 +35,7 @@ class DeviceCascade(Cascade):
 
     def _one_graph(self) -> None:
         """None: control flow inside a graph runs on the host, so blocks are graphs of their own here."""
-        return None
+        return
 
     def predict(
         self, inputs: Mapping[str, Any], *, fetch: Iterable[str] = (), allow_nonfinite: bool = False

@@ -118,12 +118,17 @@ class _Captured(Prepared):
     """A program as one CUDA graph: on small batches launching its operations costs more than they do."""
 
     def __init__(self, program: Program, state: Tensors, outputs: tuple[str, ...], stream: Any, pool: Any) -> None:
+        """pool: memory shared with other captures, None for its own."""
         self.inputs = {name: state[name] for name in program.inputs if name in state}
         with _capturing, torch.cuda.stream(stream):
             program.run(self.inputs, outputs)  # what is lazy in torch and cuBLAS happens here
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            # Not torch.cuda.graph(): that waits for the whole device first.
+            self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
                 self._made, self.astray = program.run(self.inputs, outputs)
+            finally:
+                self._graph.capture_end()
 
     def launch(self, state: Mapping[str, Tensor]) -> Tensors:
         self._graph.replay()
@@ -198,10 +203,11 @@ class TorchGraphs(Graphs):
             return _Eager(program, outputs)
         given = {name: state[name] for name in graph.inputs}
 
-        def capture() -> Prepared:
+        if warm:
+            # Captures of a lane share memory for what they need inside. That's safe only in the order of warming up, a
+            # bucket's graphs one after the other: each finds the outputs of those before it alive and keeps off them.
             return _Captured(program, given, outputs, stream, self._pools[lane])
-
-        return capture() if warm else _Sighted(program, outputs, capture)
+        return _Sighted(program, outputs, lambda: _Captured(program, given, outputs, stream, None))
 
     def once(
         self, graph: Block | Segment, state: Tensors, gate: Tensors, outputs: tuple[str, ...], lane: int

@@ -144,6 +144,32 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def table(found: Audit) -> list[dict[str, Any]]:
+    """One flat row an exit, as a data frame takes them: pandas.DataFrame(table(found))."""
+    rows = []
+    for j, one in zip(found.numbers, found.exits, strict=True):
+        gap, kernels = one.permutation.observed, one.kernels
+        rows.append(
+            {
+                "exit": j,
+                "gap_max": gap.max,
+                "gap_weighted": gap.weighted,
+                "shared_bins": gap.shared_bins,
+                "p_max": one.permutation.max,
+                "p_weighted": one.permutation.weighted,
+                "p_holm": one.adjusted,
+                **{f"nll_{name}": value for name, value in kernels.nll.items()},
+                **{f"advantage_over_{name}": value[0] for name, value in kernels.advantage.items()},
+                **{f"r2_{name}": float(values.mean()) for name, values in one.probe.r2.items()},
+                "uplift": one.probe.uplift,
+                "uplift_low": one.probe.low,
+                "uplift_high": one.probe.high,
+                "missing": "; ".join(one.missing()),
+            }
+        )
+    return rows
+
+
 def describe(found: Audit) -> str:
     """The evidence as a table, then the verdict."""
     lines = ["exit  gap (weighted)  p (Holm)  AR-CondCal's NLL gain [95%]  R² uplift [95%]"]

@@ -1,30 +1,38 @@
 """Real texts and pictures through real models: the same answers as from the arrays their owner made."""
 
 import json
+import shutil
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
-from offramp.export import export_bundle
-from offramp.runtime import Cascade
+from offramp.export.preprocess import take_preprocess
+from offramp.runtime import Cascade, Records, scores
+from offramp.runtime.cli import main
+from offramp.runtime.files import seal, sha256_of_file
 from offramp.runtime.jobs.audit import audit_records
 from offramp.runtime.jobs.record import record
-from offramp.runtime.records import read_records
+from offramp.runtime.records import SCHEMA, Index, RecordsWriter, read_records
 
 ROWS = 300
 
 
 @pytest.fixture(scope="module")
-def text_bundle(minilm, shared, tmp_path_factory):
+def text_bundle(minilm_bundle, shared, tmp_path_factory):
+    """The exported bundle with its tokenizer, as export's `preprocess` would have written it."""
     pytest.importorskip("tokenizers")
-    spec = {"kind": "text", "tokenizer": str(shared("models/minilm_clinc150/tokenizer.json")), "sample": ["hello"]}
-    return export_bundle(
-        minilm.build(),
-        minilm.example_inputs(),
-        tmp_path_factory.mktemp("text") / "b",
-        dynamic_axes=minilm.dynamic_axes(),
-        classes=minilm.classes(),
-        preprocess=spec,
-    )
+    folder = Path(shutil.copytree(minilm_bundle, tmp_path_factory.mktemp("text") / "b"))
+    document = json.loads((folder / "manifest.json").read_text())
+    inputs = {given["name"]: (given["dtype"], given["shape"]) for given in document["inputs"]}
+    given = {"kind": "text", "tokenizer": str(shared("models/minilm_clinc150/tokenizer.json")), "sample": ["hello"]}
+    document["preprocess"] = msgspec.to_builtins(take_preprocess(given, inputs, folder))
+    tokenizer = folder / "tokenizer.json"
+    document["files"]["tokenizer.json"] = {"sha256": sha256_of_file(tokenizer), "bytes": tokenizer.stat().st_size}
+    document.pop("digest")
+    (folder / "manifest.json").write_bytes(seal(document))
+    (folder / "calibration.json").unlink(missing_ok=True)  # it was the other manifest's
+    return folder
 
 
 def test_raw_intents_are_recorded_as_their_tokens_are(text_bundle, clinc_test, shared, tmp_path):
@@ -42,23 +50,56 @@ def test_raw_intents_are_recorded_as_their_tokens_are(text_bundle, clinc_test, s
     assert got.flops.mean() < 0.5 * expected.flops.mean(), "no row pays for the longest one's padding"
 
 
-def test_the_audit_reproduces_the_golden_gaps(ar_vit_bundle, shared, tmp_path):
-    """AR-ViT exported, recorded on the test images, audited: the values its owner computed from torch."""
-    golden = {
-        entry["name"]: entry
-        for entry in json.loads(shared("golden/values.json").read_text())
-        if entry["name"].startswith("matched_gap")
-    }
+@pytest.fixture
+def golden(shared):
+    """The gaps its owner computed from torch's outputs, by name."""
+    entries = json.loads(shared("golden/values.json").read_text())
+    return {e["name"].removeprefix("matched_gap_"): e for e in entries if e["name"].startswith("matched_gap")}
+
+
+def check(found, golden):
+    for name, entry in golden.items():
+        one = found.exits[found.numbers.index(entry["exit"])]
+        observed = getattr(one.permutation.observed, name)
+        assert observed == pytest.approx(entry["value"], abs=entry["tolerance"], rel=0), name
+    assert not found.yes
+    assert found.verdict.startswith("No: at exit 2")
+    assert "the matched-confidence gap is within chance" in found.verdict
+    assert "AR-CondCal doesn't beat both confidence controls" in found.verdict
+
+
+def test_the_audit_reproduces_the_golden_gaps(shared, golden, tmp_path):
+    """The last exit of the records its owner kept."""
+    with np.load(shared("models/ar_vit_cifar10/records.npz")) as kept:
+        z, h, y = kept["logits"], kept["routing"], kept["labels"]
+    index = Index(
+        schema=SCHEMA,
+        manifest="",
+        exits=3,
+        rows=len(y),
+        classes=10,
+        routing=len(h),
+        routing_seen=[[], [], list(range(len(h)))],
+        labelled=True,
+    )
+    score = np.stack([scores.log_odds(each) for each in z]).astype(np.float32)
+    writer = RecordsWriter(tmp_path, index)
+    flops = np.ones(score.shape, np.int64)
+    writer.append(Records(logits=z, score=score, label=z.argmax(axis=2), flops=flops, routing=h, labels=y))
+    writer.close()
+    check(audit_records(tmp_path, permutations=500, replicates=500), golden)
+
+
+@pytest.mark.slow
+def test_the_command_reproduces_them_from_the_exported_model(ar_vit_bundle, shared, golden, tmp_path, capsys):
     with np.load(shared("data/cifar10/test.npz")) as archive:
         x = np.ascontiguousarray(archive["x"].transpose(0, 3, 1, 2)).astype(np.float32) / 255
         np.savez(tmp_path / "d.npz", x=x, labels=archive["labels"])
-    with Cascade.load(ar_vit_bundle) as cascade:
-        folder = record(cascade, tmp_path / "d.npz", tmp_path / "r")
-    found = audit_records(folder, permutations=200, replicates=200, seeds=2)
+    paths = {name: str(tmp_path / name) for name in ("d.npz", "r", "a")}
+    assert main(["record", str(ar_vit_bundle), paths["d.npz"], "--out", paths["r"]]) == 0
+    assert main(["audit", str(ar_vit_bundle), paths["r"], "--out", paths["a"]]) == 0
+    assert "No: at exit 2" in capsys.readouterr().out
+    found = json.loads((tmp_path / "a" / "audit.json").read_text())
     for name, entry in golden.items():
-        observed = found.exits[entry["exit"]].permutation.observed
-        assert getattr(observed, name.removeprefix("matched_gap_")) == pytest.approx(
-            entry["value"], abs=entry["tolerance"], rel=0
-        )
-    assert not found.yes
-    assert found.verdict.startswith("No: at exit 2, which comes closest, the matched-confidence gap is within chance")
+        observed = found["exits"][entry["exit"]]["permutation"]["observed"][name]
+        assert observed == pytest.approx(entry["value"], abs=entry["tolerance"], rel=0), name

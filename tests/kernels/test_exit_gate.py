@@ -15,7 +15,7 @@ from offramp.runtime.metrics import auroc_f
 torch = pytest.importorskip("torch", reason="kernels take torch tensors")
 
 # The fixture is the session's device, the same for every example.
-examples = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+examples = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 extremes = st.sampled_from([0.0, 3e38, -3e38, math.inf, -math.inf, 88.5, -200.0, 1e-30])

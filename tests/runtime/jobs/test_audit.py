@@ -9,7 +9,7 @@ import pytest
 from offramp.runtime import Cascade, InputError, Records, sample, scores
 from offramp.runtime.cli import main
 from offramp.runtime.jobs import audit as job
-from offramp.runtime.jobs.audit import audit_bundle, audit_records, describe
+from offramp.runtime.jobs.audit import audit_bundle, audit_records, describe, table
 from offramp.runtime.jobs.record import record
 from offramp.runtime.records import SCHEMA, Index, RecordsWriter, write_index
 
@@ -58,6 +58,10 @@ def test_only_exits_that_have_seen_routing_are_audited_by_their_own_numbers(tmp_
     assert not found.yes
     assert re.search(r"No: at exit [12], which comes closest", found.verdict)
     assert found.verdict in describe(found)
+    rows = table(found)
+    assert [row["exit"] for row in rows] == [1, 2]
+    assert rows[1]["gap_weighted"] == found.exits[1].permutation.observed.weighted
+    assert all(np.ndim(value) == 0 for row in rows for value in row.values())
 
 
 def test_routing_that_decides_who_is_right_gets_a_yes(tmp_path):
