@@ -429,7 +429,8 @@ def _reliability(points: Mapping[str, OperatingPoint], test: Evidence) -> list[t
         for when, confidence in kinds if point.calibrators else [("uncalibrated", outcome.confidence)]:
 
             def draw(confidence: Any = confidence, right: Any = right, title: str = f"{name}, {when}") -> "Axes":
-                ax = plots.reliability_diagram(confidence, right)
+                # Without an error, or without an answer that is right, there is no curve to estimate.
+                ax = plots.reliability_diagram(confidence, right, smooth=0 < right.sum() < len(right))
                 ax.set_title(f"{title}: {ax.get_title()}")
                 return ax
 

@@ -202,13 +202,14 @@ class Chooser:
         return float(self.times[leave_at(self.propose.score, thresholds)].mean())
 
     def _max_drop(self, target: MaxDrop) -> Choice:
-        within = [rule for rule in self.rules if rule.drop + MARGIN * rule.margin <= target.drop]
+        # What leaving early seems to gain isn't counted on.
+        within = [rule for rule in self.rules if max(rule.drop, 0.0) + MARGIN * rule.margin <= target.drop]
         if within:
             best = min(within, key=lambda rule: (rule.cost, rule.drop))
             if best.cost < 1:
                 return self._taken("accuracy target", best)
         saving = [rule for rule in self.rules if rule.cost < 1]
-        closest = min((rule.drop + MARGIN * rule.margin for rule in saving), default=math.inf)
+        closest = min((max(rule.drop, 0.0) + MARGIN * rule.margin for rule in saving), default=math.inf)
         least = (
             f"from {len(self.propose)} rows the smallest drop that saves anything is {percent(closest)}"
             if math.isfinite(closest) and closest < 1
