@@ -88,7 +88,7 @@ class Cascade:
             check_threads(threads)
         if batch_rows is not None and batch_rows < 1:
             raise InputError(f"batch_rows is {batch_rows!r}, expected at least 1.")
-        if device.startswith(("cuda", "torch:")) and find_spec("torch") is not None:
+        if isinstance(device, str) and device.startswith(("cuda", "torch:")) and find_spec("torch") is not None:
             from offramp.runtime.executors.cascade import load_on_device  # imports torch, which most machines lack
 
             return cast(Self, load_on_device(path, device, operating_point, providers, batch_rows))

@@ -11,7 +11,9 @@ from offramp.runtime.jobs.audit import AUDIT, PAGE, audit_bundle, describe
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("records", type=Path, help="labelled records of this bundle, by `offramp record`")
-    parser.add_argument("--out", type=Path, default=Path("audit"), help="folder for the page and the figures (audit)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("audit"), help="folder for the page and the figures (default: audit)"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--permutations", type=_count, default=5000, help="of the permutation test (default: 5000)")

@@ -15,7 +15,12 @@ from offramp.runtime.records import read_index
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("data", type=Path, help=DATA)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the records; it appears when it's whole")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="folder for the records; it appears when it's whole; a run that was cut short goes on from there",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
     parser.add_argument("--half", action="store_true", help="store logits as float16 where that keeps the ranking")
     parser.add_argument("--allow-nonfinite", action="store_true", help="let NaN and infinity in float inputs pass")
