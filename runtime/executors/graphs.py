@@ -124,7 +124,8 @@ class _Captured(Prepared):
             program.run(self.inputs, outputs)  # what is lazy in torch and cuBLAS happens here
             self._graph = torch.cuda.CUDAGraph()
             # Not torch.cuda.graph(): that waits for the whole device first.
-            self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            shared = {} if pool is None else {"pool": pool}
+            self._graph.capture_begin(**shared, capture_error_mode="thread_local")
             try:
                 self._made, self.astray = program.run(self.inputs, outputs)
             finally:

@@ -7,7 +7,8 @@ The stream is fixed when a session is made, so lanes share it: a second stream w
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,15 @@ class OrtGraphs(Graphs):
     def once(
         self, graph: Block | Segment, state: Tensors, gate: Tensors, outputs: tuple[str, ...], lane: int
     ) -> tuple[Tensors, Tensor | None]:
-        return _Bound(self, graph, state, outputs, -1).launch(state), None
+        session = self.session(graph)
+        binding = session.io_binding()
+        for name, tensor in {**gate, **state}.items():
+            binding.bind_input(name, *_place(tensor))
+        for name in outputs:
+            binding.bind_output(name, "cpu")  # of a shape that only the graph knows, features say
+        with self.running, _understood(graph):
+            session.run_with_iobinding(binding)
+        return {n: torch.from_numpy(v) for n, v in zip(outputs, binding.copy_outputs_to_cpu(), strict=True)}, None
 
     def allocate(self, graph: Block | Segment, state: Tensors, outputs: Sequence[str]) -> Tensors:
         """Tensors for a graph's outputs, sized by the manifest at this state's axes."""
@@ -147,16 +156,25 @@ class _Bound(Prepared):
             self._options.add_run_config_entry("gpu_graph_id", str(capture))
 
     def launch(self, state: Mapping[str, Tensor]) -> Tensors:
-        try:
-            with self._graphs.running:
-                self._session.run_with_iobinding(self._binding, self._options)
-        except Exception as error:  # ONNX Runtime's exceptions have no base of their own
-            if "llocat" in str(error) or "CUDA" in str(error):
-                raise
-            from offramp.runtime.cascade import reason
-
-            raise InputError(f"{self._graph.file} can't run on these values ({reason(error)}).") from error
+        with self._graphs.running, _understood(self._graph):
+            self._session.run_with_iobinding(self._binding, self._options)
         return self._made
+
+
+@contextmanager
+def _understood(graph: Block | Segment) -> Iterator[None]:
+    """What ONNX Runtime says of a caller's values, as our own error."""
+    try:
+        yield
+    except Exception as error:  # its exceptions have no base of their own
+        if "llocat" in str(error) or "CUDA" in str(error):
+            raise
+        from offramp.runtime.cascade import reason
+
+        raise InputError(
+            f"{graph.file} can't run on these values ({reason(error)}): "
+            "for instance an id outside the vocabulary, or a row longer than the model takes."
+        ) from error
 
 
 def _place(tensor: Tensor) -> tuple[str, int, Any, list[int], int]:

@@ -139,12 +139,19 @@ def test_fetched_probabilities_and_routing_are_those_of_the_cascade(toy):
                 np.testing.assert_allclose(later.probabilities, want.probabilities, atol=2e-5)
 
 
-def test_records_are_those_of_the_cascade(toy):
+@pytest.mark.parametrize("executor", ["torch", "onnxruntime"])
+def test_records_are_those_of_the_cascade(toy, executor):
     bundle, inputs = toy
-    with Cascade.load(bundle) as cpu, Cascade.load(bundle, "torch:cpu", batch_rows=16) as device:
-        want, got = cpu.record(inputs), device.record(inputs)
+    with Cascade.load(bundle) as cpu:
+        want = cpu.record(inputs)
+        full = cpu.operating_point
+        device = Cascade.load(bundle, "torch:cpu", batch_rows=16) if executor == "torch" else on_ort(bundle, full, 16)
+        with device:
+            got = device.record(inputs)
         np.testing.assert_allclose(got.logits, want.logits, atol=2e-3 if want.logits.dtype == np.float16 else 2e-5)
         assert got.flops.tolist() == want.flops.tolist()
+        for mine, theirs in zip(got.features or (), want.features or (), strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=2e-5)
 
 
 def test_calibrated_confidence_is_the_hosts_whatever_the_calibrator_needs():
@@ -198,7 +205,9 @@ def test_an_index_outside_its_table_is_an_error_and_the_cascade_goes_on(tmp_path
     kind, inputs, axes = TOYS["masked"]
     example = {name: torch.from_numpy(values[:4]) for name, values in inputs.items()}
     bundle = export_bundle(make(kind), example, tmp_path / "bundle", dynamic_axes=axes)
-    with Cascade.load(bundle, "torch:cpu") as device:
+    with Cascade.load(bundle) as cpu, Cascade.load(bundle, "torch:cpu") as device:
+        with pytest.raises(InputError, match="outside the vocabulary"):  # ONNX Runtime says so itself, on CPU
+            on_ort(bundle, cpu.operating_point, 16).predict({**inputs, "ids": inputs["ids"] + 50})
         want = device.predict(inputs)
         for wrong in (50, 10**6, -51):
             bad = {**inputs, "ids": np.where(np.arange(40)[:, None] == 7, wrong, inputs["ids"])}
