@@ -78,25 +78,25 @@ def test_killed_at_random_moments_it_ends_in_the_same_bytes(cascade, data, tmp_p
     span = 1.2 * (time.monotonic() - began)
     random = np.random.default_rng(kills)
     killed = resumed = 0
-    while killed < kills:
-        out = tmp_path / f"r{killed}"
-        for _ in range(2):
-            if not kill_at(random, data, out, span, "--half"):
+    for attempt in range(10 * kills):
+        out = tmp_path / f"r{attempt}"
+        for _ in range(2):  # sometimes the run that goes on is killed as well
+            if killed == kills or out.exists() or not kill_at(random, data, out, span, "--half"):
                 break
             killed += 1
-            if out.exists():
-                assert content(out) == expected, "it appears when it's whole"
-                break
         if not out.exists():
             process = start(data, out, "--half")
             said, error = process.communicate(timeout=120)
             assert process.returncode == 0, error
             resumed += "going on at row" in said
         assert content(out) == expected
-        span *= 0.9 if out.exists() and not resumed else 1.0
+        if killed == kills:
+            break
+    assert killed == kills, "runs end before they can be killed"
     assert resumed, "no kill left anything to go on with"
-    left = [p.name for p in tmp_path.iterdir() if p.name.startswith(".")]
-    assert all((tmp_path / name.removeprefix(".").removesuffix(".unfinished")).exists() for name in left)
+    # A kill after the result was in place may leave an empty shell, which the next run into that place removes.
+    left = [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+    assert not [p for p in left if (p / "work").exists()]
 
 
 class Stopped(Exception):
