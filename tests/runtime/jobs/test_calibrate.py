@@ -24,8 +24,8 @@ from offramp.runtime.jobs.source import own_logits
 from offramp.runtime.jobs.splits import split_rows
 from offramp.runtime.jobs.targets import AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs
 from offramp.runtime.jobs.versions import read_version
-from offramp.runtime.points import Calibration, full, write_calibration
-from offramp.runtime.records import read_records
+from offramp.runtime.points import full
+from offramp.runtime.records import SCHEMA, Index, RecordsWriter
 from offramp.runtime.simulate import simulate
 
 
@@ -426,15 +426,31 @@ def test_own_logits_need_no_bundle(capsys, tmp_path):
     assert run(capsys, "calibrate", "--logits", *files, "--labels", tmp_path / "y.npy")[0] == 2
 
 
-def test_a_refusal_is_exit_code_3(capsys, bundle, digits):
-    with Cascade.load(bundle) as cascade:
-        manifest = cascade.manifest
-    # In force: a point that spends little and is always right enough; asked for: everybody out at the first exit.
-    best = calibrate(bundle, digits, targets=[Budget(0.99, "b")], abstain=[], report=False, dry_run=True)
-    points = {**best.calibration.points}
-    write_calibration(bundle, manifest, Calibration(points, 7), created="2026-01-01T00:00:00Z", producer="tests")
-    records = read_records(digits)
-    assert evidence_of(records).correct[0].mean() < evidence_of(records).correct[-1].mean()
-    code, _, err = run(capsys, "calibrate", bundle, digits, "--abstain-risk", "0.1", "--no-times", "--budget", "b=0.99")
-    assert code == 0, err
-    assert read_version(bundle).version == 8
+def saved(records, folder):
+    """The records as a folder of no bundle."""
+    folder.mkdir()
+    exits, rows, classes = records.logits.shape
+    index = Index(schema=SCHEMA, manifest="", exits=exits, rows=rows, classes=classes, labelled=True)
+    writer = RecordsWriter(folder, index)
+    writer.append(records)
+    writer.close()
+    return folder
+
+
+def test_a_refusal_is_exit_code_3_and_force_is_0(capsys, tmp_path):
+    good, out = made_up(rows=6000, seed=1), tmp_path / "o"
+    options = ["--out", out, "--budget", "b=0.6", "--abstain-risk", "none", "--calibrator", "none"]
+    assert run(capsys, "calibrate", saved(good, tmp_path / "good"), *options)[0] == 0
+    rows = split_rows(good.labels, 0).propose
+    score = good.score.copy()
+    score[:-1, rows] = np.random.default_rng(0).permuted(score[:-1, rows], axis=1) * 0.05
+    spoilt = saved(replace(good, score=score), tmp_path / "spoilt")
+    code, _, err = run(capsys, "calibrate", spoilt, *options, "--report", tmp_path / "why")
+    assert code == 3
+    assert "b: accuracy goes from" in err
+    assert "--force" in err
+    assert read_version(out).version == 1
+    assert "was refused" in (tmp_path / "why" / "report.html").read_text()
+    assert run(capsys, "calibrate", spoilt, *options, "--dry-run")[0] == 3
+    assert run(capsys, "calibrate", spoilt, *options, "--force")[0] == 0
+    assert read_version(out).version == 2
