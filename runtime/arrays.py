@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 # 128 Ki values: a float64 copy of one block is 1 MiB and stays in a core's second-level cache.
 BLOCK_VALUES = 1 << 17
 # A pass that makes no temporaries gains nothing from the cache: fewer, larger blocks.
-SCAN_VALUES = 1 << 21
+SCAN_VALUES = 1 << 22
 # Below this many values a second thread costs more than it saves.
 PARALLEL_VALUES = 1 << 22
 
