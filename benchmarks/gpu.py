@@ -37,7 +37,7 @@ from offramp.runtime.executors.device import Device  # noqa: E402
 from offramp.runtime.executors.flow import Flow  # noqa: E402
 from offramp.runtime.executors.graphs import TorchGraphs  # noqa: E402
 from offramp.runtime.gate import Gate  # noqa: E402
-from offramp.runtime.run import Route  # noqa: E402
+from offramp.runtime.route import Route  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 

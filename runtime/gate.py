@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,11 @@ class Decision:
     """
 
     def __init__(
-        self, leave: NDArray[np.bool_], state: State | None, log_odds: Callable[[], NDArray[np.float64]], below: float
+        self,
+        leave: NDArray[np.bool_],
+        state: State | None,
+        log_odds: NDArray[Any] | Callable[[], NDArray[np.float64]],
+        below: float,
     ) -> None:
         self.leave = leave
         self.state = state
@@ -70,7 +74,12 @@ class Decision:
 
     @cached_property
     def log_odds(self) -> NDArray[np.float64]:
-        return self._log_odds()
+        made = self._log_odds
+        return made() if callable(made) else made.astype(np.float64)
+
+    def _few(self) -> list[float]:
+        made = self.log_odds if callable(self._log_odds) else self._log_odds
+        return cast(list[float], made.tolist())
 
     @cached_property
     def confidence(self) -> NDArray[np.float64]:
@@ -78,7 +87,7 @@ class Decision:
             return sigmoid(self.log_odds)
         # As sigmoid does it. The exponential is numpy's own here too: math.exp may differ in the last bit, and a
         # row's confidence would then depend on how many rows are beside it.
-        odds = self.log_odds.tolist()
+        odds = self._few()
         small = [float(np.exp(-abs(s))) for s in odds]
         return np.array([(1.0 if s >= 0 else e) / (1.0 + e) for s, e in zip(odds, small, strict=True)])
 
@@ -86,7 +95,7 @@ class Decision:
     def abstain(self) -> NDArray[np.bool_]:
         if len(self.leave) > _FEW_ROWS:
             return ~(self.log_odds >= self._below)
-        return np.array([not s >= self._below for s in self.log_odds.tolist()])
+        return np.array([not s >= self._below for s in self._few()])
 
 
 class Gate:
@@ -126,6 +135,6 @@ class Gate:
 
         calibrator = self.calibrators[exit]
         if self._raw[exit]:
-            return Decision(leave, state, lambda: score.astype(np.float64), self.point.abstain_below)
+            return Decision(leave, state, score, self.point.abstain_below)
         given = {**(aux or {}), "score": score, "label": label}
         return Decision(leave, state, lambda: calibrator.score(given), self.point.abstain_below)

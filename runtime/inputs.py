@@ -22,7 +22,8 @@ def check_inputs(
     """
     if not isinstance(inputs, Mapping):
         raise InputError(f"inputs is a {type(inputs).__name__}, expected a mapping with {_names(manifest)}.")
-    unknown = [str(name) for name in inputs if name not in {i.name for i in manifest.inputs}]
+    known = set(_names(manifest))
+    unknown = [str(name) for name in inputs if name not in known]
     if unknown:
         raise InputError(f"inputs has {unknown[0]!r}, which the model doesn't take; it takes {_names(manifest)}.")
     arrays: Arrays = {}

@@ -44,7 +44,7 @@ def answer_nested(
         _piece(route, run_cascade(part), ids, answers, ran)
     return Predictions(
         label=answers.label,
-        confidence=answers.confidence,
+        _confidence=answers.confidence,
         score=answers.score,
         exit=answers.exit,
         abstain=answers.abstain,
@@ -95,7 +95,7 @@ def _lone(
     value = score.item()
     return Predictions(
         label=label if value == value else np.array([-1]),
-        confidence=decision.confidence,
+        _confidence=lambda: decision.confidence,
         score=score,
         exit=np.array([step.exit], np.int32),
         abstain=decision.abstain,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ class Predictions:
     """N answers, in the order of the rows that were asked about.
 
     label: int64 (N,), index into the bundle's classes; -1 where the logits were NaN.
-    confidence: float64 (N,) in [0, 1], calibrated probability that the label is right.
     score: float32 (N,) log-odds at the exit the row left from, before calibration.
     exit: int32 (N,). abstain: bool (N,), True: don't rely on the label.
     flops: int64 (N,), what each row's own blocks cost at the axes of its own request.
@@ -21,17 +21,25 @@ class Predictions:
     """
 
     label: NDArray[np.int64]
-    confidence: NDArray[np.float64]
     score: NDArray[np.float32]
     exit: NDArray[np.int32]
     abstain: NDArray[np.bool_]
     flops: NDArray[np.int64]
     executed: tuple[int, ...] = ()
+    _confidence: NDArray[np.float64] | Callable[[], NDArray[np.float64]] = field(
+        default_factory=lambda: np.zeros(0), repr=False, compare=False
+    )
     _fetched: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     _again: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.label)
+
+    @cached_property
+    def confidence(self) -> NDArray[np.float64]:
+        """float64 (N,) in [0, 1], calibrated probability that the label is right."""
+        made = self._confidence
+        return made() if callable(made) else made
 
     def _get(self, kind: str) -> Any:
         if kind not in self._fetched and self._again is not None:

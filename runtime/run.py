@@ -55,7 +55,7 @@ class Run:
         kinds = {"probabilities": answers.probabilities, "routing": self._routing}
         return Predictions(
             label=answers.label,
-            confidence=answers.confidence,
+            _confidence=answers.confidence,
             score=answers.score,
             exit=answers.exit,
             abstain=answers.abstain,

@@ -9,9 +9,9 @@ from offramp.runtime.bundle import read_bundle
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.cli.options import add_runtime, add_sizes, sizes_of
 from offramp.runtime.files import write_atomically
-from offramp.runtime.jobs.graph_page import page, readable, svg
-from offramp.runtime.jobs.inspect import Inspection, Part, inspect
-from offramp.runtime.jobs.timing import time_graphs
+from offramp.runtime.jobs.graph_page import inside, page, readable, svg
+from offramp.runtime.jobs.inspect import Inspection, Nested, Part, inspect
+from offramp.runtime.jobs.timing import time_graphs, time_nested
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,12 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     bundle = read_bundle(args.bundle)
-    sizes, timings = sizes_of(args, bundle.manifest), None
+    sizes, timings, nested = sizes_of(args, bundle.manifest), None, None
     if not args.no_times:
         with Cascade.load(args.bundle, args.device, threads=args.threads) as cascade:
             graphs = [*bundle.manifest.blocks, *bundle.manifest.segments]
             timings = time_graphs(cascade, graphs, sizes)
-    found = inspect(bundle, sizes, timings)
+            if bundle.manifest.cascade is not None:
+                nested = time_nested(cascade, sizes)
+    found = inspect(bundle, sizes, timings, nested)
     print(msgspec.json.format(msgspec.json.encode(found)).decode() if args.json else describe(found))
     for target, text in ((args.html, page), (args.svg, svg)):
         if target is not None:
@@ -50,12 +52,21 @@ def describe(found: Inspection) -> str:
     ]
     if found.segments:
         lines += ["", *_table(found, found.segments)]
+    if found.nested is not None:
+        lines += ["", *_inside(found, found.nested)]
     if found.carried:
         rows = [("carried tensor", "type", "shape", "batch axis", "pad", "bytes a row")]
         rows += [(c.name, c.dtype, c.shape, str(c.batch_axis), c.pad, f"{c.bytes:,}") for c in found.carried]
         lines += ["", *_aligned(rows)]
     total = sum(found.files.values())
     return "\n".join([*lines, "", f"{len(found.files)} files, {readable(total, 'B')} in all"])
+
+
+def _inside(found: Inspection, nested: Nested) -> list[str]:
+    """The cascade graph, and what each block takes in it."""
+    said = f"{nested.file}: all blocks, gates and compactions in one graph, {readable(nested.file_bytes, 'B')}"
+    head, rows = inside(found, nested)
+    return [said, *(_aligned([tuple(head), *map(tuple, rows)]) if rows else [])]
 
 
 def _table(found: Inspection, parts: tuple[Part, ...]) -> list[str]:

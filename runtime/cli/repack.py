@@ -6,7 +6,8 @@ from pathlib import Path
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.cli.options import add_runtime, add_sizes, sizes_of
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.repack import choose_exits, describe, repack, time_parts
+from offramp.runtime.jobs.repack import choose_exits, describe, repack
+from offramp.runtime.jobs.timing import time_parts
 from offramp.runtime.records import read_index, read_records
 
 

@@ -76,7 +76,7 @@ class Flow:
         kinds = {"probabilities": self._probabilities, "routing": self._routing}
         return Predictions(
             label=self._label,
-            confidence=self._confidence,
+            _confidence=self._confidence,
             score=self._score,
             exit=self._exit,
             abstain=self._abstain,

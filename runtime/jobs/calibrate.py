@@ -220,11 +220,11 @@ _MOST_AUDITED = 5000
 def exit_times(bundle: str | Path) -> tuple[float, ...]:
     """(J,) cumulative milliseconds of a bundle's blocks up to each exit, for one row on this machine."""
     from offramp.runtime.cascade import Cascade
-    from offramp.runtime.jobs.timing import time_graphs, typical_sizes
+    from offramp.runtime.jobs.timing import time_parts, typical_sizes
 
     with Cascade.load(bundle) as cascade:
         manifest = cascade.manifest
-        timings = time_graphs(cascade, manifest.blocks, typical_sizes(manifest), rows=(1,), seconds=5.0)
+        timings = time_parts(cascade, typical_sizes(manifest), rows=(1,), seconds=5.0)
         spent = np.cumsum([timings.at(block.file, 1) for block in manifest.blocks]) * 1e3
         return tuple(float(spent[e.block]) for e in manifest.exits)
 

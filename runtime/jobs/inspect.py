@@ -40,6 +40,15 @@ class Carried:
 
 
 @dataclass(frozen=True)
+class Nested:
+    """The graph that holds the whole cascade. seconds: what each block takes inside it, gate included, in order."""
+
+    file: str
+    file_bytes: int
+    seconds: tuple[tuple[float, ...], ...] | None
+
+
+@dataclass(frozen=True)
 class Inspection:
     """Everything `offramp inspect` shows."""
 
@@ -50,13 +59,19 @@ class Inspection:
     sizes: Mapping[str, int]
     blocks: tuple[Part, ...]
     segments: tuple[Part, ...]
+    nested: Nested | None
     carried: tuple[Carried, ...]
     files: Mapping[str, int]
     rows: tuple[int, ...]
 
 
-def inspect(bundle: Bundle, sizes: Mapping[str, int], timings: Timings | None = None) -> Inspection:
-    """Describe a bundle at these axis sizes (all but the batch), with times if they were measured."""
+def inspect(
+    bundle: Bundle, sizes: Mapping[str, int], timings: Timings | None = None, inside: Timings | None = None
+) -> Inspection:
+    """Describe a bundle at these axis sizes (all but the batch), with times if they were measured.
+
+    timings: of its graphs by themselves. inside: of its blocks in the graph that holds the whole cascade.
+    """
     manifest = bundle.manifest
     return Inspection(
         name=manifest.name,
@@ -66,6 +81,7 @@ def inspect(bundle: Bundle, sizes: Mapping[str, int], timings: Timings | None = 
         sizes=dict(sizes),
         blocks=tuple(_part(manifest, block, (k, k), sizes, timings) for k, block in enumerate(manifest.blocks)),
         segments=tuple(_part(manifest, s, (s.first, s.last), sizes, timings) for s in manifest.segments),
+        nested=_nested(manifest, inside),
         carried=tuple(_carried(manifest, name, sizes) for name in manifest.tensors),
         files={name: entry.bytes for name, entry in manifest.files.items()},
         rows=timings.rows if timings is not None else (),
@@ -93,6 +109,14 @@ def _part(
         carried=tuple(name for name in graph.outputs if name in manifest.tensors),
         seconds=timings.seconds.get(graph.file) if timings is not None else None,
     )
+
+
+def _nested(manifest: Manifest, inside: Timings | None) -> Nested | None:
+    if manifest.cascade is None:
+        return None
+    file = manifest.cascade.file
+    seconds = None if inside is None else tuple(inside.seconds[block.file] for block in manifest.blocks)
+    return Nested(file, manifest.files[file].bytes, seconds)
 
 
 def _carried(manifest: Manifest, name: str, sizes: Mapping[str, int]) -> Carried:

@@ -15,13 +15,12 @@ from typing import Any
 import msgspec
 import numpy as np
 from offramp.runtime.bundle import CALIBRATION, MANIFEST, Block, Bundle, Manifest, Segment, read_bundle
-from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
 from offramp.runtime.files import new_folder, seal, sha256_of_file
 from offramp.runtime.jobs.evidence import evidence_of
 from offramp.runtime.jobs.figures import expected
 from offramp.runtime.jobs.splits import split_rows
-from offramp.runtime.jobs.timing import Timings, time_graphs, time_nested
+from offramp.runtime.jobs.timing import Timings
 from offramp.runtime.points import FULL, Calibration, OperatingPoint, read_calibration, write_calibration
 from offramp.runtime.predictions import Records
 from offramp.runtime.simulate import simulate
@@ -230,14 +229,6 @@ def _times(
             total += spent / rows
         result[name] = total
     return result
-
-
-def time_parts(cascade: Cascade, sizes: Mapping[str, int], *, seconds: float = 20.0) -> Timings:
-    """What every block and segment takes on this machine, the way that the cascade would run it."""
-    if cascade.manifest.cascade is not None:
-        return time_nested(cascade, sizes, rows=(1, 32), seconds=seconds)
-    graphs = [*cascade.manifest.blocks, *cascade.manifest.segments]
-    return time_graphs(cascade, graphs, sizes, rows=(1, 32), seconds=seconds)
 
 
 def describe(choices: Sequence[Choice]) -> str:

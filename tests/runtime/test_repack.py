@@ -10,8 +10,8 @@ from offramp.runtime import Cascade, InputError, OperatingPoint, sample
 from offramp.runtime.bundle import read_bundle
 from offramp.runtime.cli import main
 from offramp.runtime.jobs.record import record
-from offramp.runtime.jobs.repack import choose_exits, repack, time_parts
-from offramp.runtime.jobs.timing import Timings, time_graphs, time_nested
+from offramp.runtime.jobs.repack import choose_exits, repack
+from offramp.runtime.jobs.timing import Timings, time_graphs, time_nested, time_parts
 from offramp.runtime.records import read_records
 
 
