@@ -11,7 +11,7 @@ demo: $(DEMO)/.ready
 	$(DEMO)/bin/offramp demo $(ARGS)
 
 test: $(TEST)/.ready
-	$(TEST)/bin/python -m pytest $(ARGS)
+	$(TEST)/bin/python -m pytest -n auto --dist loadfile $(ARGS)
 
 test-slow: $(TEST)/.ready
 	$(TEST)/bin/python -m pytest -m slow $(ARGS)
