@@ -10,8 +10,8 @@ import pytest
 import torch
 from offramp.runtime import Cascade, OperatingPoint
 from offramp.runtime.jobs.calibrate import calibrate
-from offramp.runtime.jobs.targets import Budget
 from offramp.runtime.jobs.record import record
+from offramp.runtime.jobs.targets import Budget
 
 TOLERANCE = 5e-4
 
