@@ -8,6 +8,7 @@ neither training nor calibration has seen).
 """
 
 import argparse
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -128,6 +129,7 @@ def main() -> None:
                 ).calibration.points
             )
         )
+    shutil.rmtree(bundle / "history")  # the sample is a bundle to copy, not one with a past
     with Cascade.load(bundle) as cascade:
         for name in cascade.calibration.points:
             answer = cascade.at(name).predict({"x": x[held_out]})

@@ -131,7 +131,7 @@ def test_calibration_of_another_bundle_is_refused(copy, nothing_runs):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda p: p["thresholds"].insert(0, 1.0), "4 thresholds for 3 exits"),
+        (lambda p: (p.pop("calibrators", None), p["thresholds"].insert(0, 1.0)), "4 thresholds for 3 exits"),
         (lambda p: p["thresholds"].__setitem__(0, "high"), "'high' is not a number"),
         (lambda p: p["thresholds"].__setitem__(2, 1.0), "last threshold is 1.0, expected -inf"),
         (lambda p: p.update(abstain_below=None), "abstain_below"),
