@@ -18,7 +18,7 @@ from offramp.runtime.jobs.calibrate import Calibrated, CalibrationRefused, calib
 from offramp.runtime.jobs.source import Source, own_logits
 from offramp.runtime.jobs.targets import DEFAULT, AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, Target
 from offramp.runtime.points import OperatingPoint
-from offramp.runtime.records import INDEX
+from offramp.runtime.records import INDEX, read_records
 
 REFUSED = 3
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     share, ms = _named(fraction, "0.5"), _named(_positive, "3")
     for option, convert, what, help_ in (
         ("--budget", share, "SHARE", "at most this share of the full model's FLOPs"),
-        ("--max-ms", ms, "MS", "at most this mean time a row, measured on this machine"),
+        ("--max-ms", ms, "MS", "at most this mean time a row, each by itself, measured here at the records' mean size"),
         ("--max-drop", share, "DROP", "accuracy lost at most, as measured"),
         ("--guarantee", share, "DROP", "accuracy lost at most, promised with probability 1 - delta"),
     ):
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     bundle, records = _sources(args)
     times = args.exit_ms
     if times is None and bundle is not None and not args.no_times:
-        times = exit_times(bundle)
+        times = exit_times(bundle, read_records(args.records) if args.records is not None else None)
     try:
         with bar("calibrating") as progress:
             result = calibrate(

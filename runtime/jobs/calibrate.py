@@ -126,7 +126,7 @@ def calibrate(
         notes.append(verdict)
     chosen = resolve(calibrators, yes)
     if times is None and home.manifest is not None and any(isinstance(t, MaxMs) for t in targets):
-        times = exit_times(home.path)
+        times = exit_times(home.path, source.records)
     _check_times(times, evidence.exits)
     points, tried, unmet, chooser = choose_points(
         evidence,
@@ -217,14 +217,20 @@ def _audited(records: Any, manifest: Manifest | None, rows: Ints, calibrators: s
 _MOST_AUDITED = 5000
 
 
-def exit_times(bundle: str | Path) -> tuple[float, ...]:
-    """(J,) cumulative milliseconds of a bundle's blocks up to each exit, for one row on this machine."""
+def exit_times(bundle: str | Path, records: Records | None = None) -> tuple[float, ...]:
+    """(J,) cumulative milliseconds up to each exit, for one row by itself on this machine.
+
+    records: the row is as large as theirs are on average, by their FLOPs; else as the bundle was verified.
+    """
     from offramp.runtime.cascade import Cascade
-    from offramp.runtime.jobs.timing import time_parts, typical_sizes
+    from offramp.runtime.jobs.timing import sizes_costing, time_parts, typical_sizes
 
     with Cascade.load(bundle) as cascade:
         manifest = cascade.manifest
-        timings = time_parts(cascade, typical_sizes(manifest), rows=(1,), seconds=5.0)
+        sizes = typical_sizes(manifest)
+        if records is not None and len(records):
+            sizes = sizes_costing(cascade, float(np.mean(records.flops[-1])))
+        timings = time_parts(cascade, sizes, rows=(1,), seconds=5.0)
         spent = np.cumsum([timings.at(block.file, 1) for block in manifest.blocks]) * 1e3
         return tuple(float(spent[e.block]) for e in manifest.exits)
 

@@ -125,11 +125,21 @@ def _files(manifest: Manifest, document: dict[str, Any]) -> list[str]:
     return [name for name in manifest.files if name in wanted or name not in graphs]
 
 
+_SURVIVES = ("seed", "repacked_from", "exits_kept")
+
+
+def loses_promises(point: OperatingPoint, kept: Sequence[int]) -> bool:
+    """Whether a point leaves at an exit that isn't kept, so that nothing measured about it holds any more."""
+    return any(j not in kept for j in point.exits)
+
+
 def _fewer(
     point: OperatingPoint, kept: list[int], origin: str, records: Records | None, layers: list[int]
 ) -> OperatingPoint:
     thresholds = tuple(point.thresholds[j] for j in kept)
     provenance = {**point.provenance, "repacked_from": origin, "exits_kept": kept}
+    if loses_promises(point, kept):  # what was promised and met was so with exits that are gone
+        provenance = {"method": "repacked", **{k: v for k, v in provenance.items() if k in _SURVIVES}}
     new = replace(
         point,
         thresholds=thresholds,

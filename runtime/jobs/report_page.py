@@ -197,7 +197,7 @@ _EXITS: list[tuple[str, str, Format]] = [
     ("exit", "exit", _text),
     ("accuracy", "accuracy", _percent),
     ("FLOPs", "flops", lambda v: "–" if v is None else readable(v)),
-    ("ms a row", "ms", _four),
+    ("ms, one row alone", "ms", _four),
     ("EEFP", "eefp", _four),
     ("AUROC_f", "auroc_f", _four),
     ("AURC", "aurc", _four),

@@ -59,6 +59,28 @@ def typical_sizes(manifest: Manifest) -> dict[str, int]:
     return {axis: sizes.get(axis, 32) for axis in manifest.axes if axis != "batch"}
 
 
+def sizes_costing(cascade: Cascade, flops: float) -> dict[str, int]:
+    """Axis sizes, the batch apart, at which a row that runs to the end costs about this many FLOPs.
+
+    All axes grow and shrink together, in the proportions at which the bundle was verified.
+    """
+    typical = typical_sizes(cascade.manifest)
+
+    def scaled(factor: float) -> dict[str, int]:
+        return {axis: max(1, round(size * factor)) for axis, size in typical.items()}
+
+    if not typical:
+        return {}
+    low, high = 1 / max(typical.values()), 1024.0
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        if int(cascade.row_flops(scaled(middle))[-1]) < flops:
+            low = middle
+        else:
+            high = middle
+    return min((scaled(low), scaled(high)), key=lambda sizes: abs(int(cascade.row_flops(sizes)[-1]) - flops))
+
+
 def time_graphs(
     cascade: Cascade,
     graphs: Sequence[Block],

@@ -7,13 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from offramp.export import export_bundle
 from offramp.runtime import Cascade, InputError, OperatingPoint, sample
 from offramp.runtime.bundle import read_bundle
 from offramp.runtime.cli import main
 from offramp.runtime.jobs.record import record
 from offramp.runtime.jobs.repack import choose_exits, repack
-from offramp.runtime.jobs.timing import Timings, time_graphs, time_nested, time_parts
+from offramp.runtime.jobs.timing import Timings, sizes_costing, time_graphs, time_nested, time_parts
 from offramp.runtime.records import read_records
+from toys import Masked, make
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,17 @@ def test_expected_figures_are_measured_again_or_left_out(tmp_path, records_folde
         points = json.loads((tmp_path / name / "calibration.json").read_text())["operating_points"]
         assert bool(points["balanced"]["expected"]) is there
         assert points["balanced"]["provenance"]["exits_kept"] == [0, 2]
+
+
+def test_promises_go_with_the_exits_they_were_made_with(tmp_path, capsys):
+    bundle = shutil.copytree(sample.BUNDLE, tmp_path / "b")
+    assert main(["repack", str(bundle), "--exits", "1", "--out", str(tmp_path / "c")]) == 0
+    said = capsys.readouterr()
+    assert "kept the exits 1, 2 of 0 to 2" in said.out
+    assert "balanced, fast: left at exits that are gone" in said.err
+    points = json.loads((tmp_path / "c" / "calibration.json").read_text())["operating_points"]
+    assert set(points["fast"]["provenance"]) == {"method", "seed", "repacked_from", "exits_kept"}
+    assert "abstention" in points["full"]["provenance"], "the whole network is what it was"
 
 
 @pytest.mark.parametrize("exits", [[3], [-1]])
@@ -130,9 +144,20 @@ def test_a_repacked_bundle_still_runs_as_one_graph(tmp_path):
 def test_the_command_repacks_by_hand_and_by_measurement(tmp_path, records_folder, capsys):
     bundle = shutil.copytree(sample.BUNDLE, tmp_path / "b")
     assert main(["repack", str(bundle), "--exits", "1", "--out", str(tmp_path / "c")]) == 0
-    assert "kept the exits 1 of 3" in capsys.readouterr().out
+    assert "kept the exits 1, 2 of" in capsys.readouterr().out
     assert main(["repack", str(bundle), "--auto", "--records", str(records_folder), "--out", str(tmp_path / "d")]) == 0
     assert "expected time against all exits" in capsys.readouterr().out
     assert main(["repack", str(bundle), "--auto", "--out", str(tmp_path / "e")]) == 2
     assert main(["repack", str(bundle), "--exits", "1", "--out", str(bundle), "--overwrite"]) == 2
     assert read_bundle(bundle).manifest.exits[2].block == 2
+
+
+def test_times_are_taken_at_the_size_of_the_rows(tmp_path):
+    tokens = {"ids": torch.ones(3, 6, dtype=torch.int64), "mask": torch.ones(3, 6, dtype=torch.int64)}
+    axes = {name: {0: "batch", 1: "seq"} for name in tokens}
+    bundle = export_bundle(make(Masked), tokens, tmp_path / "b", dynamic_axes=axes)
+    with Cascade.load(bundle, threads=1) as cascade:
+        for size in (1, 5, 23, 60):
+            (axis,) = cascade.manifest.axes[1:]
+            found = sizes_costing(cascade, float(cascade.row_flops({axis: size})[-1]))
+            assert found == {axis: size}
