@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from offramp.runtime import arrays
 from offramp.runtime.arrays import Ints
 from offramp.runtime.bundle import Manifest, read_bundle
 from offramp.runtime.errors import BundleError, InputError, OfframpError
@@ -108,6 +109,7 @@ def calibrate(
     The same records, options and seed give the same calibration, its date apart. Raises InputError for data
     that can't be calibrated on, CalibrationRefused (with the result) when the one in force is better.
     """
+    arrays.seed(seed)
     home, classes = _home(bundle, out)
     source = source_of(records, home.manifest)
     everything = evidence_of(source.records, source.layers)
@@ -271,8 +273,8 @@ def _judge(
         untouched = test.take(np.flatnonzero(~np.isin(keys, used)))
     if len(untouched) < LEAST_ROWS:
         notes.append(
-            f"not compared with version {current.version}: only {len(untouched)} test rows made neither, expected "
-            f"at least {LEAST_ROWS}."
+            f"not compared with version {current.version}: neither was made from {len(untouched)} of the test rows, "
+            f"expected at least {LEAST_ROWS}."
         )
         return [], []
     compared = compare_points(current.points, points, untouched, seed=seed)

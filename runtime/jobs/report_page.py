@@ -89,7 +89,8 @@ def page(result: "Calibrated", found: Mapping[str, Any]) -> str:
     if found["compared"]:
         body += [
             "<h2>Against the calibration in force</h2>",
-            "<p class='note'>New minus old on test rows that made neither; paired bootstrap, p by Holm.</p>",
+            "<p class='note'>New minus old on test rows that neither calibration was made from; paired bootstrap, p by "
+            "Holm.</p>",
             _table(_COMPARED, [line for line in found["compared"] if line["difference"]])
             if any(line["difference"] for line in found["compared"])
             else "<p>No figure differs.</p>",

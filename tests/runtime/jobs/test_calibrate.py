@@ -168,6 +168,21 @@ def test_rows_with_no_label_decide_nothing_and_are_reported(tmp_path):
         (made_up(rows=49), {}, "49 labelled rows, expected at least 50"),
         (made_up(rows=300), {"targets": [Budget(0.5, "full")]}, "'full' is taken"),
         (made_up(rows=300), {"targets": [Budget(0.5), Budget(0.5)]}, "given twice"),
+        (
+            made_up(rows=300),
+            {
+                "targets": [Budget(0.4, "a"), Budget(0.4, "a-risk-2%")],
+                "abstain": [AbstainRisk(0.05), AbstainRisk(0.02)],
+            },
+            "'a-risk-2%' is also that of a point which a further abstain risk adds",
+        ),
+        (
+            made_up(rows=300),
+            {"targets": [Budget(0.4, "full-risk-2%")], "abstain": [AbstainRisk(0.05), AbstainRisk(0.02)]},
+            "'full-risk-2%' is also",
+        ),
+        (made_up(rows=300), {"abstain": [AbstainRisk(0.05)] * 2}, "the risk 5% is given twice"),
+        (made_up(rows=300), {"seed": -1}, "seed: expected a whole number of at least 0, got -1"),
         (made_up(rows=300), {"targets": [MaxMs(1.0)]}, "needs the milliseconds"),
         (made_up(rows=300), {"times": [3, 2, 1, 4]}, "never falling"),
         (made_up(rows=300), {"calibrators": ["warp"]}, "expected one of"),
@@ -292,7 +307,9 @@ def test_a_worse_calibration_is_refused_and_force_replaces(tmp_path):
     score = good.score.copy()
     score[:-1, rows] = np.random.default_rng(0).permuted(score[:-1, rows], axis=1) * 0.05
     spoilt = replace(good, score=score)
-    with pytest.raises(CalibrationRefused, match=r"b: accuracy goes from .* on .* rows that made neither") as refusal:
+    with pytest.raises(
+        CalibrationRefused, match=r"b: accuracy goes from .* on \d+ test rows that neither calibration was made from \("
+    ) as refusal:
         calibrate(None, spoilt, **plain)
     assert refusal.value.result.refused
     assert read_version(out).version == 1
@@ -424,6 +441,31 @@ def test_own_logits_need_no_bundle(capsys, tmp_path):
     assert {(line["subgroup"], line["value"]) for line in found["subgroups"]} == {("sex", "0"), ("sex", "1")}
     assert run(capsys, "calibrate", "--logits", *files, "--out", tmp_path / "p")[0] == 2
     assert run(capsys, "calibrate", "--logits", *files, "--labels", tmp_path / "y.npy")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--budget", "a=0.4", "--budget", "a-risk-2%=0.4", "--abstain-risk", "5%", "--abstain-risk", "2%"],
+            "a-risk-2%",
+        ),
+        (["--abstain-risk", "none", "--abstain-risk", "5%"], "--abstain-risk: none goes alone"),
+        (["--seed", "-1"], "'-1': expected a whole number of at least 0"),
+        (["--seed", "1.5"], "'1.5': expected a whole number of at least 0"),
+        (["--delta", "1"], r"'1': expected a number in (0, 1), or"),
+        (["--abstain-risk", "100%"], r"'100%': expected a number in (0, 1), or"),
+        (["--max-drop", "x=1"], r"'1': expected a number in (0, 1), or"),
+        (["--budget", "0"], r"'0': expected a number in (0, 1], or"),
+    ],
+)
+def test_options_that_mean_nothing_are_exit_code_2(capsys, tmp_path, options, message):
+    records = saved(made_up(rows=300), tmp_path / "r")
+    code, _, err = run(capsys, "calibrate", records, "--out", tmp_path / "o", *options)
+    assert code == 2
+    assert message in err
+    assert not (tmp_path / "o").exists()
+    assert run(capsys, "calibrate", records, "--out", tmp_path / "o", "--budget", "100%")[0] == 0
 
 
 def saved(records, folder):
