@@ -47,5 +47,7 @@ def run(args: argparse.Namespace) -> int:
             print(describe(choices))
             exits = choices[0].exits
     repack(args.bundle, args.out, exits, records=records, overwrite=args.overwrite)
-    print(f"{args.out}: kept the exits {', '.join(map(str, exits))} of {len(cascade.manifest.exits)}")
+    count = len(cascade.manifest.exits)
+    kept = sorted({*exits, count - 1})  # the last one stays, asked for or not
+    print(f"{args.out}: kept the exits {', '.join(map(str, kept))} of {count}")
     return 0
