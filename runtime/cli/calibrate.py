@@ -15,6 +15,7 @@ from offramp.runtime.cli.progress import bar
 from offramp.runtime.errors import InputError
 from offramp.runtime.files import write_atomically
 from offramp.runtime.jobs.calibrate import Calibrated, CalibrationRefused, calibrate, exit_times
+from offramp.runtime.jobs.report import REPORT
 from offramp.runtime.jobs.source import Source, own_logits
 from offramp.runtime.jobs.targets import DEFAULT, AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, Target
 from offramp.runtime.points import OperatingPoint
@@ -123,6 +124,7 @@ def _shift(text: str) -> tuple[str, Path]:
 def run(args: argparse.Namespace) -> int:
     targets, abstain = targets_of(args), _abstain(args)
     bundle, records = _sources(args)
+    assumed = records.notes if isinstance(records, Source) else ()
     times = args.exit_ms
     if times is None and bundle is not None and not args.no_times:
         times = exit_times(bundle)
@@ -146,12 +148,19 @@ def run(args: argparse.Namespace) -> int:
             )
     except CalibrationRefused as refusal:
         _write_report(args.report, refusal.result)
-        print(table(refusal.result.calibration.points))
+        _show(refusal.result, assumed)
         print(f"offramp: {refusal} --force replaces it all the same.", file=sys.stderr)
+        where = "give --report FOLDER to have it written" if args.report is None else f"{args.report}/{REPORT}"
+        print(f"its report: {where}", file=sys.stderr)
         return REFUSED
     _write_report(args.report, result)
-    print(table(result.calibration.points))
-    _say(result)
+    _show(result, assumed)
+    _say(result, assumed)
+    for sentence in result.refused:
+        if args.force:
+            print(f"warning: worse than the one in force: {sentence}.", file=sys.stderr)
+        else:
+            print(f"would be refused: {sentence}.")
     if args.dry_run:
         print("dry run: nothing was put in force")
         return REFUSED if result.refused and not args.force else 0
@@ -223,9 +232,17 @@ def _write_report(folder: Path | None, result: Calibrated) -> None:
         write_atomically(folder / name, data)
 
 
-def _say(result: Calibrated) -> None:
-    for sentence in [*result.notes, *result.unmet, *result.refused]:
-        print(f"warning: {sentence}", file=sys.stderr)
+def _show(result: Calibrated, assumed: Sequence[str]) -> None:
+    """The operating points, and what their figures rest on that nobody gave."""
+    print(table(result.calibration.points, cost="assumed cost" if assumed else "FLOPs"))
+    for sentence in assumed:
+        print(f"note: {sentence}")
+
+
+def _say(result: Calibrated, assumed: Sequence[str]) -> None:
+    for sentence in [*result.notes, *result.unmet]:
+        if sentence not in assumed:
+            print(f"warning: {sentence}", file=sys.stderr)
     for name, point in result.calibration.points.items():
         for complaint in complaints(point):
             print(f"warning: {name}: {complaint}", file=sys.stderr)
@@ -248,9 +265,9 @@ def complaints(point: OperatingPoint) -> list[str]:
     ]
 
 
-def table(points: Mapping[str, OperatingPoint]) -> str:
+def table(points: Mapping[str, OperatingPoint], cost: str = "FLOPs") -> str:
     """Operating points side by side, for people."""
-    head = ("point", "accuracy", "FLOPs", "coverage", "risk", "exit shares")
+    head = ("point", "accuracy", cost, "coverage", "risk", "exit shares")
     rows = [head]
     for name, point in points.items():
         e = point.expected
