@@ -162,6 +162,13 @@ def weights(values: ArrayLike | None, rows: int, name: str = "weights") -> Float
     return array
 
 
+def seed(value: int, name: str = "seed") -> int:
+    """A whole number from 0 on, which is what numpy's generators start from."""
+    if not isinstance(value, int | np.integer) or value < 0:
+        raise InputError(f"{name}: expected a whole number of at least 0, got {value!r}.")
+    return int(value)
+
+
 def fraction(value: float, name: str, *, low_open: bool = True, high_open: bool = True) -> float:
     """A float between 0 and 1, ends excluded unless said otherwise."""
     low_ok = value > 0 if low_open else value >= 0

@@ -86,8 +86,8 @@ class Cascade:
         """
         if threads is not None:
             check_threads(threads)
-        if batch_rows is not None and batch_rows < 1:
-            raise InputError(f"batch_rows is {batch_rows!r}, expected at least 1.")
+        if batch_rows is not None:
+            _check_batch_rows(batch_rows)
         if isinstance(device, str) and device.startswith(("cuda", "torch:")) and find_spec("torch") is not None:
             from offramp.runtime.executors.cascade import load_on_device  # imports torch, which most machines lack
 
@@ -286,6 +286,11 @@ class Cascade:
                 f"{file} can't run on these values ({reason(error)}): "
                 "for instance an id outside the vocabulary, or a row longer than the model takes."
             ) from error
+
+
+def _check_batch_rows(rows: Any) -> None:
+    if not isinstance(rows, int | np.integer) or isinstance(rows, bool) or rows < 1:
+        raise InputError(f"batch_rows is {rows!r}, expected a whole number of at least 1.")
 
 
 def switches(nested: CascadeGraph, thresholds: Sequence[float]) -> dict[str, NDArray[Any]]:

@@ -50,12 +50,16 @@ class OperatingPoint:
             object.__setattr__(self, "abstain_below", float(self.abstain_below))
         except (TypeError, ValueError) as error:
             raise InputError(f"operating point {self.name!r}: thresholds and abstain_below must be numbers.") from error
-        if not thresholds or any(math.isnan(t) for t in (*thresholds, self.abstain_below)):
+        if math.isnan(self.abstain_below):
+            raise InputError(
+                f"operating point {self.name!r}: abstain_below is NaN, expected log-odds; -inf never abstains."
+            )
+        if not thresholds or any(math.isnan(t) for t in thresholds):
             raise InputError(f"operating point {self.name!r}: expected one threshold an exit, none of them NaN.")
         if thresholds[-1] != -math.inf:
             raise InputError(
                 f"operating point {self.name!r}: the last threshold is {thresholds[-1]}, expected -inf: "
-                "the last exit always answers."
+                f"the last exit always answers. It was given {len(thresholds)} thresholds, and takes one an exit."
             )
         if self.calibrators and len(self.calibrators) != len(thresholds):
             raise InputError(

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.bundle import MANIFEST
-from offramp.runtime.cli.options import fraction
+from offramp.runtime.cli.options import below_one, fraction, seed
 from offramp.runtime.cli.progress import bar
 from offramp.runtime.errors import InputError
 from offramp.runtime.files import write_atomically
 from offramp.runtime.jobs.calibrate import Calibrated, CalibrationRefused, calibrate, exit_times
+from offramp.runtime.jobs.report import REPORT
 from offramp.runtime.jobs.source import Source, own_logits
 from offramp.runtime.jobs.targets import DEFAULT, AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, Target
 from offramp.runtime.points import OperatingPoint
@@ -36,12 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--flops", type=_numbers, metavar="N,N,…", help="cumulative cost of leaving at each exit")
     own.add_argument("--out", type=Path, help="folder for the calibration where there is no bundle")
     wanted = parser.add_argument_group("operating points, each repeatable (default: budgets balanced=0.5 and fast=0.3)")
-    share, ms = _named(fraction, "0.5"), _named(_positive, "3")
+    share, drop, ms = _named(fraction, "0.5"), _named(below_one, "0.02"), _named(_positive, "3")
     for option, convert, what, help_ in (
         ("--budget", share, "SHARE", "at most this share of the full model's FLOPs"),
         ("--max-ms", ms, "MS", "at most this mean time a row, each by itself, measured here at the records' mean size"),
-        ("--max-drop", share, "DROP", "accuracy lost at most, as measured"),
-        ("--guarantee", share, "DROP", "accuracy lost at most, promised with probability 1 - delta"),
+        ("--max-drop", drop, "DROP", "accuracy lost at most, as measured"),
+        ("--guarantee", drop, "DROP", "accuracy lost at most, promised with probability 1 - delta"),
     ):
         wanted.add_argument(option, type=convert, action="append", default=[], metavar=f"[NAME=]{what}", help=help_)
     wanted.add_argument(
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="promised error among answered rows of every point, or none (default: 5%%); a further one adds "
         "points of its own",
     )
-    wanted.add_argument("--delta", type=fraction, default=0.05, help="chance that a promise fails (default: 5%%)")
+    wanted.add_argument("--delta", type=below_one, default=0.05, help="chance that a promise fails (default: 5%%)")
     parser.add_argument(
         "--calibrator",
         nargs="+",
@@ -72,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also report on these shifted or out-of-scope records; repeatable",
     )
     parser.add_argument("--subgroup", metavar="[NAME=]FILE[:COLUMN]", help=".npy, or column of .npz, one value a row")
-    parser.add_argument("--seed", type=int, default=0, help="of the split and of every resample (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="of the split and of every resample (default: 0)")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="write report.html and metrics.json there, too")
     parser.add_argument("--no-times", action="store_true", help="don't measure blocks for the report")
     parser.add_argument("--dry-run", action="store_true", help="show everything, put nothing in force")
@@ -103,7 +104,7 @@ def _positive(text: str) -> float:
 
 
 def _risk(text: str) -> float | None:
-    return None if text == "none" else fraction(text)
+    return None if text == "none" else below_one(text)
 
 
 def _numbers(text: str) -> list[float]:
@@ -121,7 +122,9 @@ def _shift(text: str) -> tuple[str, Path]:
 
 
 def run(args: argparse.Namespace) -> int:
+    targets, abstain = targets_of(args), _abstain(args)
     bundle, records = _sources(args)
+    assumed = records.notes if isinstance(records, Source) else ()
     times = args.exit_ms
     if times is None and bundle is not None and not args.no_times:
         times = exit_times(bundle, read_records(args.records) if args.records is not None else None)
@@ -130,8 +133,8 @@ def run(args: argparse.Namespace) -> int:
             result = calibrate(
                 bundle,
                 records,
-                targets=targets_of(args),
-                abstain=_abstain(args),
+                targets=targets,
+                abstain=abstain,
                 calibrators=args.calibrator,
                 seed=args.seed,
                 times=times,
@@ -145,12 +148,19 @@ def run(args: argparse.Namespace) -> int:
             )
     except CalibrationRefused as refusal:
         _write_report(args.report, refusal.result)
-        print(table(refusal.result.calibration.points))
+        _show(refusal.result, assumed)
         print(f"offramp: {refusal} --force replaces it all the same.", file=sys.stderr)
+        where = "give --report FOLDER to have it written" if args.report is None else f"{args.report}/{REPORT}"
+        print(f"its report: {where}", file=sys.stderr)
         return REFUSED
     _write_report(args.report, result)
-    print(table(result.calibration.points))
-    _say(result)
+    _show(result, assumed)
+    _say(result, assumed)
+    for sentence in result.refused:
+        if args.force:
+            print(f"warning: worse than the one in force: {sentence}.", file=sys.stderr)
+        else:
+            print(f"would be refused: {sentence}.")
     if args.dry_run:
         print("dry run: nothing was put in force")
         return REFUSED if result.refused and not args.force else 0
@@ -187,8 +197,10 @@ def targets_of(args: argparse.Namespace) -> Sequence[Target]:
 
 
 def _abstain(args: argparse.Namespace) -> list[AbstainRisk]:
-    asked = [0.05] if args.abstain_risk is None else [risk for risk in args.abstain_risk if risk is not None]
-    return [AbstainRisk(risk, args.delta) for risk in dict.fromkeys(asked)]
+    asked = dict.fromkeys([0.05] if args.abstain_risk is None else args.abstain_risk)
+    if None in asked and len(asked) > 1:
+        raise InputError("--abstain-risk: none goes alone; give it, or the risks, not both.")
+    return [AbstainRisk(risk, args.delta) for risk in asked if risk is not None]
 
 
 def _subgroup(text: str | None) -> tuple[str, NDArray[Any]] | None:
@@ -220,9 +232,17 @@ def _write_report(folder: Path | None, result: Calibrated) -> None:
         write_atomically(folder / name, data)
 
 
-def _say(result: Calibrated) -> None:
-    for sentence in [*result.notes, *result.unmet, *result.refused]:
-        print(f"warning: {sentence}", file=sys.stderr)
+def _show(result: Calibrated, assumed: Sequence[str]) -> None:
+    """The operating points, and what their figures rest on that nobody gave."""
+    print(table(result.calibration.points, cost="assumed cost" if assumed else "FLOPs"))
+    for sentence in assumed:
+        print(f"note: {sentence}")
+
+
+def _say(result: Calibrated, assumed: Sequence[str]) -> None:
+    for sentence in [*result.notes, *result.unmet]:
+        if sentence not in assumed:
+            print(f"warning: {sentence}", file=sys.stderr)
     for name, point in result.calibration.points.items():
         for complaint in complaints(point):
             print(f"warning: {name}: {complaint}", file=sys.stderr)
@@ -245,9 +265,9 @@ def complaints(point: OperatingPoint) -> list[str]:
     ]
 
 
-def table(points: Mapping[str, OperatingPoint]) -> str:
+def table(points: Mapping[str, OperatingPoint], cost: str = "FLOPs") -> str:
     """Operating points side by side, for people."""
-    head = ("point", "accuracy", "FLOPs", "coverage", "risk", "exit shares")
+    head = ("point", "accuracy", cost, "coverage", "risk", "exit shares")
     rows = [head]
     for name, point in points.items():
         e = point.expected

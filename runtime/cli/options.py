@@ -22,13 +22,33 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
 
 def fraction(text: str) -> float:
     """An argument in (0, 1], plain ("0.05") or in per cent ("5%")."""
-    try:
-        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        value = -1.0
+    value = _share(text)
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number in (0, 1], or a percentage")
     return value
+
+
+def below_one(text: str) -> float:
+    """An argument in (0, 1), plain or in per cent."""
+    value = _share(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number in (0, 1), or a percentage below 100%")
+    return value
+
+
+def seed(text: str) -> int:
+    """An argument that is a whole number from 0 on."""
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 0")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    """The number, or −1 where there is none."""
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        return -1.0
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:

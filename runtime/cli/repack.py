@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         kept = sorted({*exits, last})
         changed = [n for n, point in cascade.calibration.points.items() if loses_promises(point, kept)]
     repack(args.bundle, args.out, exits, records=records, overwrite=args.overwrite)
-    print(f"{args.out}: kept the exits {', '.join(map(str, kept))} of 0 to {last}")
+    print(f"{args.out}: kept the exits {', '.join(map(str, kept))} of {last + 1}")
     if changed:
         print(
             f"warning: {', '.join(changed)}: left at exits that are gone, so what was promised for "

@@ -9,7 +9,7 @@ import datetime
 import hashlib
 import platform
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from offramp.runtime import arrays
 from offramp.runtime.arrays import Ints
 from offramp.runtime.bundle import Manifest, read_bundle
 from offramp.runtime.errors import BundleError, InputError, OfframpError
@@ -108,13 +109,14 @@ def calibrate(
     The same records, options and seed give the same calibration, its date apart. Raises InputError for data
     that can't be calibrated on, CalibrationRefused (with the result) when the one in force is better.
     """
+    arrays.seed(seed)
     home, classes = _home(bundle, out)
     source = source_of(records, home.manifest)
     everything = evidence_of(source.records, source.layers)
     _groups(subgroup, len(everything))
     labelled = np.flatnonzero(everything.truth >= 0)
     evidence = everything.take(labelled)
-    notes = check_labels(evidence)
+    notes = [*source.notes, *check_labels(evidence)]
     if len(labelled) < len(everything):
         notes.append(
             f"{len(everything) - len(labelled)} of {len(everything)} rows are labelled −1 (unknown or out of scope): "
@@ -139,8 +141,6 @@ def calibrate(
         progress=progress,
     )
     keys = row_keys(evidence)
-    current = _current(home, notes)
-    version = home.next_version(current)
     provenance = {
         "records": dict(source.described),
         "rows": len(everything),
@@ -152,47 +152,55 @@ def calibrate(
         "versions": versions_of(),
         "command": command,
     }
-    made = Calibration(points, version, provenance=provenance, manifest=home.digest)
-    compared, refused = _judge(home, current, points, evidence.take(split.test), keys[split.test], notes, seed)
     test = evidence.take(split.test)
-    moved, moved_promises = _shifts(shifts or {}, everything, test, points, home.manifest, source.layers)
-    result = Calibrated(
-        calibration=made,
-        evidence=evidence,
-        split=split,
-        points=[{"point": name, **flat(point.expected)} for name, point in points.items()],
-        promises=[
-            {"point": name, **promise}
-            for name, point in points.items()
-            for promise in held(point, flat(point.expected))
-        ],
-        tried=tried,
-        compared=[asdict(one) for one in compared],
-        shifts=moved,
-        shift_promises=moved_promises,
-        unmet=unmet,
-        notes=notes,
-        refused=refused,
-        provenance=provenance,
-        chooser=chooser,
-        classes=classes,
-        times=None if times is None else tuple(float(t) for t in times),
+    made_from = np.delete(keys, split.test)
+    moved, moved_promises = _shifts(
+        shifts or {}, everything, test, points, home.manifest, source.layers, made_from, notes
     )
-    if report:
-        result = replace(result, files=_report(result, subgroup, labelled))
-    if refused and not force and not dry_run:
-        more = f"; and {len(refused) - 1} more" if len(refused) > 1 else ""
-        raise CalibrationRefused(f"the calibration in force is better, so it stays: {refused[0]}{more}.", result)
-    if dry_run:
-        return result
-    document = encode_calibration(
-        made,
-        home.digest,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        producer=f"offramp {metadata.version('offramp')}",
-    )
-    written = home.publish(document, version, result.files, np.delete(keys, split.test))
-    return replace(result, written=written)
+    # Nobody may put another one in force between this look at the one in force and `publish`.
+    with nullcontext() if dry_run else home.locked():
+        current = _current(home, notes)
+        version = home.next_version(current)
+        notes += _lost(current, points)
+        made = Calibration(points, version, provenance=provenance, manifest=home.digest)
+        compared, refused = _judge(home, current, points, test, keys[split.test], notes, seed)
+        result = Calibrated(
+            calibration=made,
+            evidence=evidence,
+            split=split,
+            points=[{"point": name, **flat(point.expected)} for name, point in points.items()],
+            promises=[
+                {"point": name, **promise}
+                for name, point in points.items()
+                for promise in held(point, flat(point.expected))
+            ],
+            tried=tried,
+            compared=[asdict(one) for one in compared],
+            shifts=moved,
+            shift_promises=moved_promises,
+            unmet=unmet,
+            notes=notes,
+            refused=refused,
+            provenance=provenance,
+            chooser=chooser,
+            classes=classes,
+            times=None if times is None else tuple(float(t) for t in times),
+        )
+        if report:
+            result = replace(result, files=_report(result, subgroup, labelled))
+        if refused and not force and not dry_run:
+            more = f"; and {len(refused) - 1} more" if len(refused) > 1 else ""
+            raise CalibrationRefused(f"the calibration in force is better, so it stays: {refused[0]}{more}.", result)
+        if dry_run:
+            return result
+        document = encode_calibration(
+            made,
+            home.digest,
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            producer=f"offramp {metadata.version('offramp')}",
+        )
+        written = home.publish(document, version, result.files, made_from)
+        return replace(result, written=written)
 
 
 def _home(bundle: str | Path | None, out: str | Path | None) -> tuple[Home, tuple[str, ...] | None]:
@@ -252,6 +260,18 @@ def _current(home: Home, notes: list[str]) -> Calibration | None:
         return None
 
 
+def _lost(current: Calibration | None, points: Mapping[str, OperatingPoint]) -> list[str]:
+    """Operating points of the calibration in force that its users could no longer name."""
+    lost = [name for name in current.points if name not in points] if current is not None else []
+    if current is None or not lost:
+        return []
+    named = ", ".join(map(repr, lost))
+    return [
+        f"version {current.version}, in force, has operating points that this calibration lacks: {named}. "
+        "Ask for them again to keep them."
+    ]
+
+
 def _judge(
     home: Home,
     current: Calibration | None,
@@ -277,8 +297,8 @@ def _judge(
         untouched = test.take(np.flatnonzero(~np.isin(keys, used)))
     if len(untouched) < LEAST_ROWS:
         notes.append(
-            f"not compared with version {current.version}: only {len(untouched)} test rows made neither, expected "
-            f"at least {LEAST_ROWS}."
+            f"not compared with version {current.version}: neither was made from {len(untouched)} of the test rows, "
+            f"expected at least {LEAST_ROWS}."
         )
         return [], []
     compared = compare_points(current.points, points, untouched, seed=seed)
@@ -292,7 +312,10 @@ def _shifts(
     points: Mapping[str, OperatingPoint],
     manifest: Manifest | None,
     layers: Sequence[int] | None,
+    made_from: Keys,
+    notes: list[str],
 ) -> tuple[list[Line], list[Line]]:
+    """Figures and promises on other data, and a note on rows there that the calibration was made from."""
     moved: dict[str, Evidence] = {}
     unknown = np.flatnonzero(everything.truth < 0)
     if len(unknown):
@@ -307,6 +330,12 @@ def _shifts(
             raise InputError(
                 f"shift {name!r}: {moved[name].exits} exits and {moved[name].classes} classes, the records have "
                 f"{test.exits} and {test.classes}."
+            )
+        seen = int(np.isin(row_keys(moved[name]), made_from).sum())
+        if seen:
+            notes.append(
+                f"shift {name!r}: {seen} of its {len(moved[name])} rows were calibrated on, so its figures are better "
+                "than new rows would give."
             )
     lines: list[Line] = []
     promises: list[Line] = []

@@ -45,11 +45,7 @@ def choose_points(
     `resolve` gives them. times: (J,) cumulative milliseconds, for MaxMs.
     """
     names = [label_of(target) for target in targets]
-    if FULL in names:
-        raise InputError(f"operating point name {FULL!r} is taken by the whole network: choose another.")
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise InputError(f"operating point name {twice.pop()!r} is given twice: choose another.")
+    _check_names(names, abstain)
     proposing, certify, test = (evidence.take(rows) for rows in (split.propose, split.certify, split.test))
     chooser = Chooser.of(proposing, certify, times)
     selector = Selector(proposing, np.isin(split.propose, split.fit), calibrators, seed)
@@ -81,6 +77,29 @@ def choose_points(
     return dict(sorted(points.items(), key=lambda item: order.get(item[0], len(order)))), tried, unmet, chooser
 
 
+def _check_names(names: Sequence[str], abstain: Sequence[AbstainRisk]) -> None:
+    if FULL in names:
+        raise InputError(f"operating point name {FULL!r} is taken by the whole network: choose another.")
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"operating point name {name!r} is given twice: choose another.")
+    risks = [percent(one.risk) for one in abstain]
+    for risk in risks:
+        if risks.count(risk) > 1:
+            raise InputError(f"abstain: the risk {risk} is given twice.")
+    added = {_with_risk(name, one) for name in [FULL, *names] for one in abstain[1:]}
+    for name in names:
+        if name in added:
+            raise InputError(
+                f"operating point name {name!r} is also that of a point which a further abstain risk adds: "
+                "choose another."
+            )
+
+
+def _with_risk(name: str, asked: AbstainRisk) -> str:
+    return f"{name}-risk-{percent(asked.risk)}"
+
+
 def _abstaining(
     base: OperatingPoint, certify: Evidence, asked: Sequence[AbstainRisk], tested: int
 ) -> list[tuple[str, OperatingPoint, str | None]]:
@@ -91,7 +110,7 @@ def _abstaining(
     made = []
     for k, one in enumerate(asked):
         found = abstention(outcome.log_odds, wrong, one, tested)
-        name = base.name if k == 0 else f"{base.name}-risk-{percent(one.risk)}"
+        name = base.name if k == 0 else _with_risk(base.name, one)
         point = replace(
             base,
             name=name,

@@ -14,6 +14,7 @@ from offramp.runtime.calibration import get
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.evidence import Evidence, outcome_of
 from offramp.runtime.jobs.graph_page import readable
+from offramp.runtime.jobs.source import ASSUMED
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.scores import sigmoid
 
@@ -55,6 +56,14 @@ def page(result: "Calibrated", found: Mapping[str, Any]) -> str:
     """The report of `report.metrics_of(result)` as HTML. Nothing in it is fetched from anywhere."""
     version, origin = result.calibration.version, found["provenance"]
     split = origin["split"]
+    cost = cost_name(origin)
+
+    def table(columns: Sequence[tuple[str, str, Format]], lines: Sequence[Line]) -> str:
+        return _table([(title.replace("FLOPs", cost), field, form) for title, field, form in columns], lines)
+
+    def promises(lines: Sequence[Line]) -> list[Line]:
+        return [{**line, "promise": line["promise"].replace("FLOPs", cost)} for line in lines]
+
     body = [
         f"<h1>Calibration, version {version}</h1>",
         f"<p class='lead'>{origin['labelled']:,} labelled rows: {split['fit']:,} to fit, {split['select']:,} to "
@@ -64,33 +73,34 @@ def page(result: "Calibrated", found: Mapping[str, Any]) -> str:
         _warnings("Targets that can't be kept", found["unmet"]),
         _warnings("About the data", found["notes"]),
         "<h2>Operating points</h2>",
-        _table(_POINTS, found["operating_points"]),
+        table(_POINTS, found["operating_points"]),
         "<p class='note'>Oracle (every row leaves at its first right exit): accuracy "
-        f"{_percent(found['oracle']['accuracy'])} at {_percent(found['oracle']['flops_fraction'])} of the FLOPs.</p>",
+        f"{_percent(found['oracle']['accuracy'])} at {_percent(found['oracle']['flops_fraction'])} of the {cost}.</p>",
         _plots(result, found),
         "<h2>Promises</h2>",
         "<p class='note'>“Held” is what the test rows showed: “no” where the whole interval is beyond the target, "
         "“by chance?” where only the value is.</p>",
-        _table(_PROMISES, found["promises"]),
+        table(_PROMISES, promises(found["promises"])),
         "<h2>Exits, each on all test rows</h2>",
-        _table(_EXITS, found["exits"]),
+        table(_EXITS, found["exits"]),
         "<h2>Exits as the operating points use them</h2>",
         "<p class='note'>Confidence is judged on the rows that reach an exit, accuracy on those that leave there. "
         "n·ConfCE^corr and LinCE^cw are truthful: nobody lowers them by reporting other than what is believed; "
         "compare them at equal numbers of rows only. ECE is for orientation.</p>",
-        _table(_AT_POINTS, found["exits_at_points"]),
+        table(_AT_POINTS, found["exits_at_points"]),
         _classes(found["exits_at_points"], result.classes),
         "<h2>Calibrators that were tried</h2>",
         "<p class='note'>On held-out rows of fit and select that reach the exits. The lowest n·ConfCE^corr wins, or "
         "the simplest that can't be told apart from it; LinCE^cw must be non-inferior and EEFP not significantly "
         "lower.</p>",
-        _table(_TRIED, found["tried"]) if found["tried"] else "<p>None: too few rows, or none asked for.</p>",
+        table(_TRIED, found["tried"]) if found["tried"] else "<p>None: too few rows, or none asked for.</p>",
     ]
     if found["compared"]:
         body += [
             "<h2>Against the calibration in force</h2>",
-            "<p class='note'>New minus old on test rows that made neither; paired bootstrap, p by Holm.</p>",
-            _table(_COMPARED, [line for line in found["compared"] if line["difference"]])
+            "<p class='note'>New minus old on test rows that neither calibration was made from; paired bootstrap, p by "
+            "Holm.</p>",
+            table(_COMPARED, [line for line in found["compared"] if line["difference"]])
             if any(line["difference"] for line in found["compared"])
             else "<p>No figure differs.</p>",
         ]
@@ -100,12 +110,12 @@ def page(result: "Calibrated", found: Mapping[str, Any]) -> str:
             "<p class='note'>Rows labelled −1 are out of scope: an answer is an error there. Failure detection by the "
             "new-class protocol (misclassified in-scope rows left out); data with nothing in scope is mixed with the "
             "test rows.</p>",
-            _table(_SHIFTS, found["shifts"]),
+            table(_SHIFTS, found["shifts"]),
             "<h3>How far the promises hold there</h3>",
-            _table([("shift", "shift", _text), *_PROMISES], found["shift_promises"]),
+            table([("shift", "shift", _text), *_PROMISES], promises(found["shift_promises"])),
         ]
     if found["subgroups"]:
-        body += ["<h2>Subgroups</h2>", _table(_SUBGROUPS, found["subgroups"])]
+        body += ["<h2>Subgroups</h2>", table(_SUBGROUPS, found["subgroups"])]
     body += ["<h2>Where this comes from</h2>", _provenance(origin)]
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
@@ -114,6 +124,11 @@ def page(result: "Calibrated", found: Mapping[str, Any]) -> str:
         + "\n".join(part for part in body if part)
         + "\n</body></html>\n"
     )
+
+
+def cost_name(origin: Mapping[str, Any]) -> str:
+    """What the costs are: FLOPs, or, where own logits came without any, the exits that were counted."""
+    return "assumed cost" if origin["records"].get("flops") == ASSUMED else "FLOPs"
 
 
 # ---------------------------------------------------------------- tables
@@ -374,7 +389,7 @@ def _cost_accuracy(result: "Calibrated", found: Mapping[str, Any], test: Evidenc
     curve = metrics.cost_accuracy(test.score, test.correct, test.flops, line)
     whole = float(test.flops[-1].mean()) or 1.0
     curve = metrics.CostAccuracy(curve.thresholds, curve.cost / whole, curve.accuracy)
-    ax = plots.cost_accuracy(curve, unit="FLOPs, as a share of the full model's")
+    ax = plots.cost_accuracy(curve, unit=f"{cost_name(found['provenance'])}, as a share of the full model's")
     best = found["oracle"]
     ax.plot(best["flops_fraction"], best["accuracy"], "*", color=plots.INK, markersize=11, label="oracle")
     for one, marker in zip(found["operating_points"], itertools.cycle("osD^vPX<>"), strict=False):

@@ -14,14 +14,21 @@ from offramp.runtime.jobs.audit import routing_seen
 from offramp.runtime.predictions import Records
 from offramp.runtime.records import Index, read_index, read_records
 
+ASSUMED = "exits counted"
+"""Provenance of costs that nobody gave."""
+
 
 @dataclass(frozen=True)
 class Source:
-    """What calibration starts from. layers: routing layers each exit has seen. described: for provenance."""
+    """What calibration starts from.
+
+    layers: routing layers each exit has seen. described: for provenance. notes: what had to be assumed.
+    """
 
     records: Records
     layers: Sequence[int] | None = None
     described: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
 
 def source_of(records: str | Path | Records | Source, manifest: Manifest | None = None) -> Source:
@@ -87,7 +94,11 @@ def own_logits(
         labels=truth,
     )
     named = [None if isinstance(one, np.ndarray) else Path(one).name for one in logits]
-    return Source(records, described={"logits": named, "flops": "given" if flops is not None else "exits counted"})
+    if flops is not None:
+        return Source(records, described={"logits": named, "flops": "given"})
+    costs = ", ".join(map(str, range(1, len(arrays) + 1)))
+    note = f"costs {costs} assumed: give --flops, the cost of leaving at each exit, for shares of what the model costs."
+    return Source(records, described={"logits": named, "flops": ASSUMED}, notes=(note,))
 
 
 def _array(given: str | Path | NDArray[Any], name: str) -> NDArray[Any]:

@@ -39,7 +39,7 @@ def split_rows(labels: ArrayLike, seed: int) -> Split:
     Rows labelled −1 are in no part. The same labels and seed give the same parts.
     """
     y = arrays.labels(labels)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(arrays.seed(seed))
     rows = rng.permutation(np.flatnonzero(y >= 0))
     # Class beside class, classes in random order, rows of a class too; then parts alternate along that line.
     place = rng.permutation(int(y.max()) + 1 if len(rows) else 0)

@@ -1,16 +1,15 @@
 """Work that survives being killed: a hidden folder beside the result, with a lock and a journal of what is done."""
 
-import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 from offramp.runtime.errors import InputError
 from offramp.runtime.files import check_new_folder, put_in_place, remove_abandoned, write_atomically
+from offramp.runtime.jobs.lock import take
 
 JOURNAL = "journal.json"
 _LOCK = "lock"
@@ -77,7 +76,9 @@ def unfinished(target: Path, *, marker: str, replace: bool, keep: Path | None = 
     target = target.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     found = Unfinished(target, marker, replace)
-    lock = _lock(found.folder, target)
+    lock = take(found.folder / _LOCK)
+    if lock is None:
+        raise InputError(f"{target}: another process is writing it. Wait for it to end, or choose another place.")
     try:
         remove_abandoned(target)
         try:
@@ -89,37 +90,3 @@ def unfinished(target: Path, *, marker: str, replace: bool, keep: Path | None = 
         yield found
     finally:
         lock.close()
-
-
-def _lock(folder: Path, target: Path) -> IO[bytes]:
-    """An exclusive lock on the folder, released when the file is closed or the process ends, however it ends."""
-    while True:
-        folder.mkdir(exist_ok=True)
-        try:
-            file = (folder / _LOCK).open("ab")
-        except FileNotFoundError:  # its holder has just finished and removed the folder
-            continue
-        try:
-            _hold(file)
-            held, there = os.fstat(file.fileno()), (folder / _LOCK).stat()
-            if (held.st_ino, held.st_dev) == (there.st_ino, there.st_dev):
-                return file
-            file.close()
-        except FileNotFoundError:
-            file.close()
-        except OSError as error:
-            file.close()
-            raise InputError(
-                f"{target}: another process is writing it. Wait for it to end, or choose another place."
-            ) from error
-
-
-def _hold(file: IO[bytes]) -> None:
-    if sys.platform == "win32":
-        import msvcrt
-
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -166,8 +166,9 @@ def _known(value: float) -> float | None:
 def refusals(compared: Sequence[Compared]) -> list[str]:
     """Why the new calibration mustn't replace the old one, in words; empty if it may."""
     return [
-        f"{one.point}: {one.figure} goes from {one.old:.4g} to {one.new:.4g} on {one.rows} rows that made neither "
-        f"(difference {one.difference:+.4g}, 95% interval [{one.low:+.4g}, {one.high:+.4g}], p = {one.p_value:.3g})"
+        f"{one.point}: {one.figure} goes from {one.old:.4g} to {one.new:.4g} on {one.rows} test rows that neither "
+        f"calibration was made from (difference {one.difference:+.4g}, 95% interval [{one.low:+.4g}, "
+        f"{one.high:+.4g}], p = {one.p_value:.3g})"
         for one in compared
         if one.worse and one.old is not None and one.new is not None
     ]

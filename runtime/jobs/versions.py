@@ -9,7 +9,7 @@ doesn't replace.
 import io
 import re
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 from offramp.runtime.bundle import CALIBRATION, MANIFEST, Manifest, read_bytes
 from offramp.runtime.errors import BundleError, InputError
 from offramp.runtime.files import new_folder, remove_abandoned, write_atomically
+from offramp.runtime.jobs.lock import one_at_a_time
 from offramp.runtime.points import Calibration, decode_calibration, read_calibration
 
 HISTORY = "history"
 USED = "used.npy"
+LOCK = ".calibration.lock"
 
 Keys = NDArray[np.uint64]
 
@@ -50,6 +52,13 @@ class Home:
             raise BundleError(f"{where}: belongs to a bundle. Name the bundle, or choose another folder.")
         return found
 
+    def locked(self) -> AbstractContextManager[None]:
+        """Wait for other jobs that put a calibration in force here, then keep them out.
+
+        Reading the one in force, numbering the new one and `publish` belong in one such block.
+        """
+        return one_at_a_time(self.path / LOCK)
+
     def versions(self) -> list[int]:
         """Numbers of the calibrations kept in history/, ascending."""
         folder = self.path / HISTORY
@@ -70,7 +79,10 @@ class Home:
         return current.version + 1 if current is not None else max(self.versions(), default=0) + 1
 
     def publish(self, document: bytes, version: int, files: Mapping[str, bytes], used: Keys) -> Path:
-        """Keep everything in history/, then put the calibration in force. Returns the folder in history/."""
+        """Keep everything in history/, then put the calibration in force. Returns the folder in history/.
+
+        To be called while `locked`.
+        """
         kept = self.path / HISTORY / str(version)
         self.path.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self.path / CALIBRATION)

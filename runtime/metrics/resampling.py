@@ -73,10 +73,11 @@ def _rows(data: Sequence[Array], axis: int) -> int:
     return int(lengths.pop())
 
 
-def _check(replicates: int, confidence: float) -> None:
+def _check(replicates: int, confidence: float, seed: int) -> None:
     if replicates < 1:
         raise InputError(f"replicates: expected at least 1, got {replicates!r}.")
     arrays.fraction(confidence, "confidence")
+    arrays.seed(seed)
 
 
 def _draw_counts(rows: int, replicates: int, seed: int) -> Iterator[Floats]:
@@ -129,7 +130,7 @@ def bootstrap(
     axis: where the rows are in every array, default the metric's own (0; the last for early-exit metrics).
     Seeded: the same call gives the same interval. Without rows value, low and high are NaN.
     """
-    _check(replicates, confidence)
+    _check(replicates, confidence, seed)
     axis = getattr(metric, "rows_axis", 0) if axis is None else axis
     held = [np.asarray(array) for array in data]
     value = metric(*held, **options)
@@ -166,7 +167,7 @@ def compare(
 
     E.g. compare(ece, [p_a], [p_b], labels).
     """
-    _check(replicates, confidence)
+    _check(replicates, confidence, seed)
     axis = getattr(metric, "rows_axis", 0) if axis is None else axis
     a = [np.asarray(array) for array in (*first, *shared)]
     b = [np.asarray(array) for array in (*second, *shared)]

@@ -232,6 +232,9 @@ def test_a_forked_child_is_told_to_load_its_own_and_can(images):
         ({"providers": "CPUExecutionProvider"}, "providers is 'CPUExecutionProvider', expected a list"),
         ({"threads": "2"}, "threads is '2'"),
         ({"batch_rows": 0}, "batch_rows is 0"),
+        ({"batch_rows": "x"}, "batch_rows is 'x', expected a whole number of at least 1"),
+        ({"batch_rows": 2.5}, "batch_rows is 2.5"),
+        ({"batch_rows": True}, "batch_rows is True"),
         ({"device": "abacus"}, "device is 'abacus'"),
     ],
 )

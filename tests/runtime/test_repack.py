@@ -72,7 +72,7 @@ def test_promises_go_with_the_exits_they_were_made_with(tmp_path, capsys):
     bundle = shutil.copytree(sample.BUNDLE, tmp_path / "b")
     assert main(["repack", str(bundle), "--exits", "1", "--out", str(tmp_path / "c")]) == 0
     said = capsys.readouterr()
-    assert "kept the exits 1, 2 of 0 to 2" in said.out
+    assert "kept the exits 1, 2 of 3" in said.out
     assert "balanced, fast: left at exits that are gone" in said.err
     points = json.loads((tmp_path / "c" / "calibration.json").read_text())["operating_points"]
     assert set(points["fast"]["provenance"]) == {"method", "seed", "repacked_from", "exits_kept"}
@@ -144,7 +144,9 @@ def test_a_repacked_bundle_still_runs_as_one_graph(tmp_path):
 def test_the_command_repacks_by_hand_and_by_measurement(tmp_path, records_folder, capsys):
     bundle = shutil.copytree(sample.BUNDLE, tmp_path / "b")
     assert main(["repack", str(bundle), "--exits", "1", "--out", str(tmp_path / "c")]) == 0
-    assert "kept the exits 1, 2 of" in capsys.readouterr().out
+    assert "kept the exits 1, 2 of 3" in capsys.readouterr().out
+    assert main(["repack", str(bundle), "--exits", "2,0,0", "--out", str(tmp_path / "f")]) == 0
+    assert "kept the exits 0, 2 of 3" in capsys.readouterr().out
     assert main(["repack", str(bundle), "--auto", "--records", str(records_folder), "--out", str(tmp_path / "d")]) == 0
     assert "expected time against all exits" in capsys.readouterr().out
     assert main(["repack", str(bundle), "--auto", "--out", str(tmp_path / "e")]) == 2

@@ -1,13 +1,18 @@
 """The calibration job: what it promises holds on new rows, what it can't it says, and nothing half-done is left."""
 
+import importlib
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -168,6 +173,21 @@ def test_rows_with_no_label_decide_nothing_and_are_reported(tmp_path):
         (made_up(rows=49), {}, "49 labelled rows, expected at least 50"),
         (made_up(rows=300), {"targets": [Budget(0.5, "full")]}, "'full' is taken"),
         (made_up(rows=300), {"targets": [Budget(0.5), Budget(0.5)]}, "given twice"),
+        (
+            made_up(rows=300),
+            {
+                "targets": [Budget(0.4, "a"), Budget(0.4, "a-risk-2%")],
+                "abstain": [AbstainRisk(0.05), AbstainRisk(0.02)],
+            },
+            "'a-risk-2%' is also that of a point which a further abstain risk adds",
+        ),
+        (
+            made_up(rows=300),
+            {"targets": [Budget(0.4, "full-risk-2%")], "abstain": [AbstainRisk(0.05), AbstainRisk(0.02)]},
+            "'full-risk-2%' is also",
+        ),
+        (made_up(rows=300), {"abstain": [AbstainRisk(0.05)] * 2}, "the risk 5% is given twice"),
+        (made_up(rows=300), {"seed": -1}, "seed: expected a whole number of at least 0, got -1"),
         (made_up(rows=300), {"targets": [MaxMs(1.0)]}, "needs the milliseconds"),
         (made_up(rows=300), {"times": [3, 2, 1, 4]}, "never falling"),
         (made_up(rows=300), {"calibrators": ["warp"]}, "expected one of"),
@@ -292,7 +312,9 @@ def test_a_worse_calibration_is_refused_and_force_replaces(tmp_path):
     score = good.score.copy()
     score[:-1, rows] = np.random.default_rng(0).permuted(score[:-1, rows], axis=1) * 0.05
     spoilt = replace(good, score=score)
-    with pytest.raises(CalibrationRefused, match=r"b: accuracy goes from .* on .* rows that made neither") as refusal:
+    with pytest.raises(
+        CalibrationRefused, match=r"b: accuracy goes from .* on \d+ test rows that neither calibration was made from \("
+    ) as refusal:
         calibrate(None, spoilt, **plain)
     assert refusal.value.result.refused
     assert read_version(out).version == 1
@@ -315,6 +337,55 @@ def test_the_same_data_again_is_not_refused_and_gives_the_same(tmp_path):
         assert same.thresholds == point.thresholds
         assert same.abstain_below == point.abstain_below
         assert [c.to_dict() for c in same.calibrators] == [c.to_dict() for c in point.calibrators]
+
+
+def test_two_at_once_lose_neither(tmp_path, monkeypatch):
+    looked = threading.Barrier(2)
+    jobs = importlib.import_module("offramp.runtime.jobs.calibrate")
+    current = jobs._current
+
+    def slowly(*arguments):
+        found = current(*arguments)
+        # Both have looked at the one in force, unless the second must wait for the first.
+        with suppress(threading.BrokenBarrierError):
+            looked.wait(0.5)
+        return found
+
+    monkeypatch.setattr(jobs, "_current", slowly)
+    out = tmp_path / "o"
+
+    def one(seed):
+        return calibrate(None, made_up(rows=300), out=out, calibrators="none", seed=seed, report=False, force=True)
+
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(one, [0, 1]))
+    assert sorted(result.calibration.version for result in made) == [1, 2]
+    assert sorted(result.written.name for result in made) == ["1", "2"]
+    assert read_version(out).version == 2
+    for result in made:
+        assert read_version(result.written).points == result.calibration.points
+    assert sorted(p.name for p in out.iterdir()) == ["calibration.json", "history"], "the lock is gone"
+
+
+def test_points_that_the_one_in_force_has_and_the_new_one_lacks_are_named(tmp_path):
+    plain = {"out": tmp_path / "o", "calibrators": "none", "report": False}
+    first = calibrate(None, made_up(rows=300), targets=[Budget(0.5, "half"), Budget(0.3, "third")], **plain)
+    assert not any("lacks" in note for note in first.notes)
+    second = calibrate(None, made_up(rows=300), targets=[Budget(0.5, "half")], **plain)
+    assert any("version 1, in force" in note and "lacks: 'third'. " in note for note in second.notes)
+    third = calibrate(None, made_up(rows=300), targets=[Budget(0.5, "half")], **plain)
+    assert not any("lacks" in note for note in third.notes)
+
+
+def test_a_shift_of_rows_that_were_calibrated_on_is_noted(tmp_path):
+    records = made_up(rows=400)
+    result = calibrate(
+        None, records, shifts={"same": records, "fresh": made_up(rows=200, seed=1)}, out=tmp_path / "o", report=False
+    )
+    made_from = 400 - len(result.split.test)
+    said = [note for note in result.notes if note.startswith("shift ")]
+    assert len(said) == 1
+    assert said[0].startswith(f"shift 'same': {made_from} of its 400 rows were calibrated on")
 
 
 def without_dates(folder):
@@ -422,8 +493,47 @@ def test_own_logits_need_no_bundle(capsys, tmp_path):
     assert set(read_version(tmp_path / "o").points) == {"full", "half"}
     found = json.loads((tmp_path / "o" / "history" / "1" / "metrics.json").read_text())
     assert {(line["subgroup"], line["value"]) for line in found["subgroups"]} == {("sex", "0"), ("sex", "1")}
+    assert "assumed" not in out
+    assert "<th>FLOPs</th>" in (tmp_path / "o" / "history" / "1" / "report.html").read_text()
+    code, out, err = run(
+        capsys, "calibrate", "--logits", *files, "--labels", tmp_path / "y.npy", "--out", tmp_path / "counted"
+    )
+    assert code == 0, err
+    assert "note: costs 1, 2, 3, 4 assumed: give --flops" in out
+    assert "assumed cost" in out
+    assert "FLOPs" not in out
+    assert "assumed" not in err
+    page = (tmp_path / "counted" / "history" / "1" / "report.html").read_text()
+    assert "costs 1, 2, 3, 4 assumed: give --flops" in page
+    assert "<th>assumed cost</th>" in page
+    assert "FLOPs" not in page
     assert run(capsys, "calibrate", "--logits", *files, "--out", tmp_path / "p")[0] == 2
     assert run(capsys, "calibrate", "--logits", *files, "--labels", tmp_path / "y.npy")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--budget", "a=0.4", "--budget", "a-risk-2%=0.4", "--abstain-risk", "5%", "--abstain-risk", "2%"],
+            "a-risk-2%",
+        ),
+        (["--abstain-risk", "none", "--abstain-risk", "5%"], "--abstain-risk: none goes alone"),
+        (["--seed", "-1"], "'-1': expected a whole number of at least 0"),
+        (["--seed", "1.5"], "'1.5': expected a whole number of at least 0"),
+        (["--delta", "1"], r"'1': expected a number in (0, 1), or"),
+        (["--abstain-risk", "100%"], r"'100%': expected a number in (0, 1), or"),
+        (["--max-drop", "x=1"], r"'1': expected a number in (0, 1), or"),
+        (["--budget", "0"], r"'0': expected a number in (0, 1], or"),
+    ],
+)
+def test_options_that_mean_nothing_are_exit_code_2(capsys, tmp_path, options, message):
+    records = saved(made_up(rows=300), tmp_path / "r")
+    code, _, err = run(capsys, "calibrate", records, "--out", tmp_path / "o", *options)
+    assert code == 2
+    assert message in err
+    assert not (tmp_path / "o").exists()
+    assert run(capsys, "calibrate", records, "--out", tmp_path / "o", "--budget", "100%")[0] == 0
 
 
 def saved(records, folder):
@@ -449,8 +559,19 @@ def test_a_refusal_is_exit_code_3_and_force_is_0(capsys, tmp_path):
     assert code == 3
     assert "b: accuracy goes from" in err
     assert "--force" in err
+    assert f"its report: {tmp_path / 'why'}/report.html" in err
     assert read_version(out).version == 1
+    assert not list(out.glob(".*")), "the lock is gone"
+    code, _, err = run(capsys, "calibrate", spoilt, *options)
+    assert code == 3
+    assert "its report: give --report FOLDER" in err
     assert "was refused" in (tmp_path / "why" / "report.html").read_text()
-    assert run(capsys, "calibrate", spoilt, *options, "--dry-run")[0] == 3
-    assert run(capsys, "calibrate", spoilt, *options, "--force")[0] == 0
+    code, said, err = run(capsys, "calibrate", spoilt, *options, "--dry-run")
+    assert code == 3
+    assert re.search(r"would be refused: b: accuracy goes .* test rows that neither calibration was made from", said)
+    assert "accuracy goes" not in err
+    code, said, err = run(capsys, "calibrate", spoilt, *options, "--force")
+    assert code == 0
+    assert "would be refused" not in said
+    assert "warning: worse than the one in force: b: accuracy goes" in err
     assert read_version(out).version == 2

@@ -131,3 +131,12 @@ def test_mistakes_are_named(data):
     ):
         with pytest.raises(InputError, match=word):
             call()
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5, None])
+def test_a_seed_that_is_none_is_refused(data, seed):
+    p, y, _, _ = data
+    with pytest.raises(InputError, match="seed: expected a whole number of at least 0"):
+        metrics.bootstrap(metrics.ece, p, y, seed=seed)
+    with pytest.raises(InputError, match="seed: expected a whole number of at least 0"):
+        metrics.compare(metrics.ece, [p], [p], y, seed=seed)
