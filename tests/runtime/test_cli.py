@@ -67,7 +67,7 @@ def test_record_calibrate_predict_in_a_row(capsys, tmp_path):
         (["record", str(sample.BUNDLE), "x.npz", "--out", "r"], "x.npz: no such file"),
         (["calibrate", str(sample.BUNDLE), "nowhere"], "records.json: can't be read"),
         (["calibrate", str(sample.BUNDLE), "r", "--budget", "half"], "or NAME=NUMBER, such as balanced=0.5"),
-        (["calibrate", str(sample.BUNDLE), "r", "--delta", "7"], "expected a number in (0, 1]"),
+        (["calibrate", str(sample.BUNDLE), "r", "--delta", "7"], "expected a number in (0, 1)"),
         (["export", "m.py:build", "--out", "b"], "--example is missing"),
         (["export", "m.py:build", "--example", "m.py:e", "--out", "b"], "m.py: no such file"),
         (["export", "m.onnx", "--out", "b"], "m.onnx: not an ONNX model"),
