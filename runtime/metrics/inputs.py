@@ -109,10 +109,10 @@ def refuse_outside(p: Array, lowest: float, highest: float) -> None:
 
 
 def labelled(
-    probabilities: ArrayLike, labels: ArrayLike, weights: ArrayLike | None, name: str = "probabilities"
+    probabilities: ArrayLike, labels: ArrayLike, weights: ArrayLike | None
 ) -> tuple[Array, Ints, Floats | None, Ints | None]:
     """(N, C) array, (N,) labels, weights, and the numbers of the labelled rows (None when all are)."""
-    p = arrays.matrix(probabilities, name)
+    p = arrays.matrix(probabilities, "probabilities")
     truth = arrays.labels(labels, *p.shape)
     w = arrays.weights(weights, len(p))
     keep = truth >= 0
