@@ -16,7 +16,7 @@ from offramp.runtime import arrays, scores
 from offramp.runtime.arrays import Array, Floats, Ints
 from offramp.runtime.errors import InputError
 from offramp.runtime.metrics.bins import check_bins, equal_mass, equal_width
-from offramp.runtime.metrics.inputs import Pairs, classified, labelled, pairs
+from offramp.runtime.metrics.inputs import Pairs, classified, labelled, pairs, refuse_outside
 from offramp.runtime.metrics.resampling import Resampled, resampled
 
 NAN = float("nan")
@@ -300,6 +300,7 @@ def classwise_ece(
         total = weight @ block.astype(np.float64)
         high = np.flatnonzero(block > first_edge)
         values = block.reshape(-1)[high].astype(np.float64)
+        refuse_outside(p, block.min(), values.max(initial=0.0))
         number = equal_width(values, bins)
         cells = (high % classes) * bins + number
         if w is not None:
@@ -326,17 +327,23 @@ def classwise_ece(
 
 
 def _losses(
-    probabilities: ArrayLike, labels: ArrayLike, formula: Callable[[Array, Ints], Floats], name: str
+    probabilities: ArrayLike,
+    labels: ArrayLike,
+    formula: Callable[[Array, Ints], Floats],
+    *,
+    bounded: bool = False,
 ) -> tuple[Floats, Ints | None]:
-    """(n,) loss of each labelled row, block by block."""
-    p, truth, _, kept = labelled(probabilities, labels, None, name)
+    """(n,) loss of each labelled row, block by block; bounded: refuse what isn't in [0, 1]."""
+    p, truth, _, kept = labelled(probabilities, labels, None)
     out = np.empty(len(p))
 
     def work(rows: slice) -> None:
+        if bounded:
+            refuse_outside(p, p[rows].min(), p[rows].max())
         out[rows] = formula(p[rows], np.maximum(truth[rows], 0))
 
     arrays.for_each_block(work, *p.shape)
-    arrays.refuse_nan(np.isnan(out), name)
+    arrays.refuse_nan(np.isnan(out), "probabilities")
     return (out if kept is None else out[kept]), kept
 
 
@@ -368,7 +375,7 @@ def _nll_losses(probabilities: ArrayLike, labels: ArrayLike, from_logits: bool =
         with np.errstate(divide="ignore", invalid="ignore"):
             return -np.log(np.where(np.isnan(block.max(axis=1)), NAN, np.clip(own, 0.0, 1.0)))
 
-    return _losses(probabilities, labels, of_logits if from_logits else of_probabilities, "probabilities")
+    return _losses(probabilities, labels, of_logits if from_logits else of_probabilities)
 
 
 SLACK_BELOW = 1e-9
@@ -399,7 +406,7 @@ def _brier_losses(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Floats, 
         loss: Floats = np.einsum("ij,ij->i", wide, wide) + (1.0 - own) ** 2
         return loss
 
-    return _losses(probabilities, labels, formula, "probabilities")
+    return _losses(probabilities, labels, formula, bounded=True)
 
 
 @resampled(_resampled_mean(_brier_losses))

@@ -88,17 +88,31 @@ def classified(probabilities: ArrayLike, labels: ArrayLike, weights: ArrayLike |
 def _in_range(confidence: Floats) -> Floats:
     outside = (confidence < -SLACK) | (confidence > 1 + SLACK)
     if outside.any():
-        where = arrays.describe_rows(np.flatnonzero(outside))
-        raise InputError(f"probabilities: expected numbers in [0, 1], not so in {where}; pass softmax(logits).")
+        raise _not_probabilities(outside)
     clipped: Floats = np.clip(confidence, 0.0, 1.0)
     return clipped
 
 
+def _not_probabilities(outside: Bools) -> InputError:
+    where = arrays.describe_rows(np.flatnonzero(outside))
+    return InputError(f"probabilities: expected numbers in [0, 1], not so in {where}; pass softmax(logits).")
+
+
+def refuse_outside(p: Array, lowest: float, highest: float) -> None:
+    """Raise if the extremes of some block of (N, C) probabilities leave [0, 1], naming all rows that do.
+
+    The caller has the block at hand, so this makes no pass of its own until there is a row to name. NaN passes.
+    """
+    if lowest < -SLACK or highest > 1 + SLACK:
+        outside = (p.min(axis=1) < -SLACK) | (p.max(axis=1) > 1 + SLACK)
+        raise _not_probabilities(outside)
+
+
 def labelled(
-    probabilities: ArrayLike, labels: ArrayLike, weights: ArrayLike | None, name: str = "probabilities"
+    probabilities: ArrayLike, labels: ArrayLike, weights: ArrayLike | None
 ) -> tuple[Array, Ints, Floats | None, Ints | None]:
     """(N, C) array, (N,) labels, weights, and the numbers of the labelled rows (None when all are)."""
-    p = arrays.matrix(probabilities, name)
+    p = arrays.matrix(probabilities, "probabilities")
     truth = arrays.labels(labels, *p.shape)
     w = arrays.weights(weights, len(p))
     keep = truth >= 0

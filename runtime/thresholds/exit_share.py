@@ -9,6 +9,9 @@ from offramp.runtime import arrays
 from offramp.runtime.arrays import Array, Bools, Floats, Ints
 from offramp.runtime.errors import InputError
 
+# Shares written as decimals may sum to a little more than 1.
+_SLACK = 1e-6
+
 
 @dataclass(frozen=True)
 class ExitShare:
@@ -52,8 +55,13 @@ def cascade_inputs(scores: ArrayLike, flops: ArrayLike) -> tuple[Array, Floats]:
 
 
 def leave_at(scores: Array, thresholds: ArrayLike) -> Ints:
-    """(N,) first exit j whose score (J, N) reaches thresholds[j]; the last exit when none does."""
+    """(N,) first exit j whose score (J, N) reaches thresholds[j]; the last exit when none does.
+
+    A NaN score reaches nothing; a NaN threshold is an InputError, as is another number of thresholds.
+    """
     bar = np.asarray(thresholds, np.float64)
+    if bar.shape != scores.shape[:1] or np.isnan(bar).any():
+        raise InputError(f"thresholds: expected {len(scores)} numbers, none of them NaN, got {bar.tolist()}.")
     reached: Bools = scores >= bar[:, None]
     reached[-1] = True
     exits: Ints = reached.argmax(axis=0)
@@ -70,12 +78,15 @@ def thresholds_for_shares(scores: ArrayLike, shares: ArrayLike) -> tuple[float, 
     play.
 
     The k highest of the rows in play leave, k the rounded share of all rows; ties with the k-th leave too. A
-    share that rounds to no row gives +inf. The last threshold is −inf.
+    share that rounds to no row gives +inf. The last threshold is −inf: what shares that sum to less than 1
+    leave over goes there too.
     """
     s = np.asarray(scores)
+    if s.ndim != 2 or not s.shape[0]:
+        raise InputError(f"scores: expected shape (exits, rows), got {s.shape}.")
     wanted = np.asarray(shares, np.float64)
-    if wanted.shape != s.shape[:1] or (wanted < 0).any():
-        raise InputError(f"shares: expected {s.shape[0]} numbers ≥ 0, got {shares!r}.")
+    if wanted.shape != s.shape[:1] or not (wanted >= 0).all() or wanted.sum() > 1 + _SLACK:
+        raise InputError(f"shares: expected {s.shape[0]} numbers ≥ 0 that sum to at most 1, got {wanted.tolist()}.")
     rows = s.shape[1]
     playing = np.arange(rows)
     chosen: list[float] = []
@@ -94,7 +105,8 @@ def thresholds_for_shares(scores: ArrayLike, shares: ArrayLike) -> tuple[float, 
 def exit_share(scores: ArrayLike, flops: ArrayLike, budget: float) -> ExitShare:
     """The exit shares whose mean cost comes closest to a budget from below.
 
-    scores: (J, N), higher leaves sooner. flops: (J,) or (J, N), cumulative cost of leaving at each exit.
+    scores: (J, N), higher leaves sooner. flops: (J,) or (J, N), cumulative cost of leaving at each exit, above
+    0 at the last one: a budget is a fraction of that.
     budget: fraction in (0, 1] of the mean cost of the full model. Without rows: all exits closed, q = +inf.
     q is found by bisection in log q, then every threshold follows from its share. When no q meets the budget
     the cheapest is returned with budget_met=False. Source: Huang et al. 2018; EEFP eq. 1.
@@ -103,8 +115,10 @@ def exit_share(scores: ArrayLike, flops: ArrayLike, budget: float) -> ExitShare:
     budget = arrays.fraction(budget, "budget", high_open=False)
     exits, rows = s.shape
     full = cost[-1].mean() if rows else float("nan")
+    if full == 0.0:
+        raise InputError("flops: expected a cost above 0 at the last exit, of which the budget is a fraction.")
     closed = (*(float("inf"),) * (exits - 1), float("-inf"))
-    if not rows or exits == 1 or budget == 1.0 or full == 0.0:
+    if not rows or exits == 1 or budget == 1.0:
         share = (*(0.0,) * (exits - 1), 1.0)
         return ExitShare(closed, float("inf"), 1.0 if rows else float("nan"), budget, share, bool(rows))
 
@@ -132,7 +146,11 @@ def exit_share(scores: ArrayLike, flops: ArrayLike, budget: float) -> ExitShare:
 
 
 def geometric_shares(exits: int, log_q: float) -> Floats:
-    """(J,) q^j / Σ q^l, without overflow at either end."""
+    """(J,) q^j / Σ q^l, without overflow at either end. exits ≥ 1, log_q finite."""
+    if not isinstance(exits, int | np.integer) or exits < 1:
+        raise InputError(f"exits: expected a whole number of at least 1, got {exits!r}.")
+    if not np.isfinite(log_q):
+        raise InputError(f"log_q: expected a finite number, got {log_q!r}.")
     powers = log_q * np.arange(exits)
     powers = np.exp(powers - powers.max())
     shares: Floats = powers / powers.sum()

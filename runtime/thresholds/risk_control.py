@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 from offramp.runtime import arrays
-from offramp.runtime.arrays import Array
+from offramp.runtime.arrays import Array, Floats
 from offramp.runtime.errors import InputError
 from offramp.runtime.thresholds.exit_share import cascade_inputs, leave_at
 from offramp.runtime.thresholds.sgr import risk_bound
@@ -132,25 +132,49 @@ def _test(bound: str, loss: str) -> tuple[Callable[[Array, float], float], Calla
 
 
 # ---------------------------------------------------------------- bounds on the mean of independent losses
+#
+# Without rows nothing is known: every p-value and every bound is 1.
 
 
-def binomial_p_value(losses: Array, epsilon: float) -> float:
-    """P(Bin(n, ε) ≤ k) of k = Σ losses, each 0 or 1: exact."""
+def _bounded(losses: ArrayLike) -> Floats:
+    """(n,) losses, checked to lie in [0, 1]."""
+    values = arrays.vector(losses, "losses")
+    outside = (values < 0) | (values > 1)
+    if outside.any():
+        where = arrays.describe_rows(np.flatnonzero(outside))
+        raise InputError(f"losses: expected numbers in [0, 1], not so in {where}.")
+    return values
+
+
+def binomial_p_value(losses: ArrayLike, epsilon: float) -> float:
+    """P(Bin(n, ε) ≤ k) of k = Σ losses, each 0 or 1: exact. InputError for any other loss."""
     from scipy.special import bdtr
 
-    return float(bdtr(round(float(losses.sum())), len(losses), epsilon))
+    wrong = arrays.flags(losses, "losses")
+    epsilon = arrays.fraction(epsilon, "epsilon", low_open=False, high_open=False)
+    return float(bdtr(int(wrong.sum()), len(wrong), epsilon)) if len(wrong) else 1.0
 
 
-def binomial_bound(losses: Array, delta: float) -> float:
-    """Clopper–Pearson upper bound of the mean of 0/1 losses."""
-    return float(risk_bound(round(float(losses.sum())), len(losses), delta))
+def binomial_bound(losses: ArrayLike, delta: float) -> float:
+    """Clopper–Pearson upper bound of the mean of 0/1 losses. InputError for any other loss."""
+    wrong = arrays.flags(losses, "losses")
+    return float(risk_bound(int(wrong.sum()), len(wrong), arrays.fraction(delta, "delta")))
 
 
-def hoeffding_bentkus_p_value(losses: Array, epsilon: float) -> float:
-    """min(exp(−n·kl(min(r̂, ε), ε)), e·P(Bin(n, ε) ≤ ⌈n·r̂⌉)), losses in [0, 1]. Bates et al. 2021."""
+def hoeffding_bentkus_p_value(losses: ArrayLike, epsilon: float) -> float:
+    """min(exp(−n·kl(min(r̂, ε), ε)), e·P(Bin(n, ε) ≤ ⌈n·r̂⌉)), losses in [0, 1]. Bates et al. 2021.
+
+    1 without rows. InputError for a loss outside [0, 1] or NaN.
+    """
+    values = _bounded(losses)
+    return _hoeffding_bentkus(len(values), float(values.sum()), arrays.fraction(epsilon, "epsilon"))
+
+
+def _hoeffding_bentkus(n: int, total: float, epsilon: float) -> float:
     from scipy.special import bdtr
 
-    n, total = len(losses), float(losses.sum())
+    if not n:
+        return 1.0
     mean = min(total / n, epsilon)
     # The count is whole when the losses are; rounding first keeps 3.0000000000000004 from becoming 4.
     count = int(np.ceil(round(total, 9)))
@@ -165,9 +189,13 @@ def _divergence(a: float, b: float) -> float:
     return float(left + right)
 
 
-def hoeffding_bentkus_bound(losses: Array, delta: float) -> float:
-    """The largest ε that `hoeffding_bentkus_p_value` doesn't reject at δ."""
-    return _invert(lambda epsilon: hoeffding_bentkus_p_value(losses, epsilon), float(losses.mean()), delta)
+def hoeffding_bentkus_bound(losses: ArrayLike, delta: float) -> float:
+    """The largest ε that `hoeffding_bentkus_p_value` doesn't reject at δ; 1 without rows."""
+    values, delta = _bounded(losses), arrays.fraction(delta, "delta")
+    if not len(values):
+        return 1.0
+    n, total = len(values), float(values.sum())
+    return _invert(lambda epsilon: _hoeffding_bentkus(n, total, epsilon), float(values.mean()), delta)
 
 
 def _invert(p_value: Callable[[float], float], low: float, delta: float) -> float:
@@ -213,15 +241,20 @@ def _log_capital(losses: Array, epsilon: float) -> float:
     return float((top + np.log(np.exp(capital - top[:, None]).mean(axis=1))).max())
 
 
-def betting_p_value(losses: Array, epsilon: float) -> float:
+def betting_p_value(losses: ArrayLike, epsilon: float) -> float:
     """1 / (the largest capital ever held betting that the mean of losses in [0, 1] is below ε), at most 1.
 
     One game over all rows in the order given, which must not depend on the losses; diversified Kelly stakes,
-    Waudby-Smith & Ramdas 2024.
+    Waudby-Smith & Ramdas 2024. 1 without rows. InputError for a loss outside [0, 1] or NaN.
     """
-    return float(min(1.0, np.exp(-_log_capital(losses, epsilon))))
+    return _betting(_bounded(losses), arrays.fraction(epsilon, "epsilon"))
 
 
-def betting_bound(losses: Array, delta: float) -> float:
-    """The smallest ε whose game is won at δ. Capital grows with ε, so bisection finds it."""
-    return _invert(lambda epsilon: betting_p_value(losses, epsilon), 0.0, delta)
+def _betting(losses: Floats, epsilon: float) -> float:
+    return float(min(1.0, np.exp(-_log_capital(losses, epsilon)))) if len(losses) else 1.0
+
+
+def betting_bound(losses: ArrayLike, delta: float) -> float:
+    """The smallest ε whose game is won at δ; 1 without rows. Capital grows with ε, so bisection finds it."""
+    values, delta = _bounded(losses), arrays.fraction(delta, "delta")
+    return _invert(lambda epsilon: _betting(values, epsilon), 0.0, delta)

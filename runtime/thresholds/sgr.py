@@ -32,11 +32,17 @@ class SelectiveRisk:
 
 
 def risk_bound(errors: ArrayLike, rows: ArrayLike, level: float) -> Floats:
-    """Clopper–Pearson upper bound of a risk: BetaInv(1 − level; k + 1, m − k); 1 where k = m or m = 0."""
+    """Clopper–Pearson upper bound of a risk: BetaInv(1 − level; k + 1, m − k); 1 where k = m or m = 0.
+
+    errors, rows: k of m, 0 ≤ k ≤ m, of shapes that broadcast. level in (0, 1).
+    """
     from scipy.special import betaincinv
 
+    level = arrays.fraction(level, "level")
     k = np.asarray(errors, np.float64)
     m = np.asarray(rows, np.float64)
+    if not ((k >= 0) & (k <= m) & np.isfinite(m)).all():
+        raise InputError("errors, rows: expected counts with 0 ≤ errors ≤ rows.")
     inside = k < m
     bound = np.ones(np.broadcast(k, m).shape)
     np.copyto(bound, betaincinv(k + 1.0, np.where(inside, m - k, 1.0), 1.0 - level), where=inside)

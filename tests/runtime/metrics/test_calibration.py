@@ -196,6 +196,27 @@ def test_logits_are_refused_where_probabilities_belong(metric):
         metric(np.full((3, 4), 7.0), [0, 1, 2])
 
 
+@pytest.mark.parametrize("metric", [metrics.ece, metrics.brier, metrics.classwise_ece])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_values_outside_0_to_1_are_refused_with_their_rows(metric, dtype):
+    rng = np.random.default_rng(0)
+    p, y = rng.dirichlet(np.full(4, 0.2), 50).astype(dtype), np.arange(50) % 4
+    over = np.flatnonzero(p.max(axis=1) > 0.5 + 1e-5)
+    for wrong, first in ((p - 1, 0), (p * 2, over[0])):
+        with pytest.raises(InputError, match=rf"expected numbers in \[0, 1\], not so in rows {first}, "):
+            metric(wrong, y)
+    # A float32 softmax may miss by its rounding.
+    nearly = metric((p * (1 + 2e-7) - 1e-7).astype(dtype), y)
+    assert nearly == pytest.approx(metric(p, y), abs=1e-5)
+
+
+@pytest.mark.parametrize("metric", [metrics.brier, metrics.classwise_ece])
+def test_one_value_outside_in_a_class_that_is_neither_true_nor_top_is_found(metric):
+    p = np.array([[0.7, 0.3, 0.0], [0.7, 0.4, -0.1]])
+    with pytest.raises(InputError, match="not so in row 1;"):
+        metric(p, [0, 0])
+
+
 def test_wrong_options_are_named():
     for call, word in (
         (lambda: metrics.ece([0.5], [1], 0), "bins"),

@@ -81,3 +81,32 @@ def test_the_whole_budget_keeps_every_row_to_the_end():
 def test_bad_arguments_are_named(scores, flops, budget, message):
     with pytest.raises(InputError, match=message):
         thresholds.exit_share(scores, flops, budget=budget)
+
+
+def test_a_budget_of_nothing_is_refused():
+    with pytest.raises(InputError, match="flops: expected a cost above 0 at the last exit"):
+        thresholds.exit_share(np.zeros((3, 5)), [0, 0, 0], budget=0.5)
+
+
+@pytest.mark.parametrize("shares", [[0.5, 0.5, 0.5], [np.nan, 0.5, 0.5], [-0.1, 0.6, 0.5], [0.5, 0.5], [np.inf, 0, 0]])
+def test_shares_that_are_none_are_refused(shares):
+    with pytest.raises(InputError, match=r"shares: expected 3 numbers ≥ 0 that sum to at most 1"):
+        thresholds.thresholds_for_shares(np.zeros((3, 5)), shares)
+
+
+def test_what_shares_leave_over_goes_to_the_last_exit():
+    scores = np.arange(10.0)[None].repeat(3, axis=0)
+    assert thresholds.thresholds_for_shares(scores, [0.2, 0.1, 0]) == (8.0, 7.0, float("-inf"))
+    assert thresholds.thresholds_for_shares(scores, [0.1] * 2 + [0.8000000001])[0] == 9.0
+
+
+@pytest.mark.parametrize(("exits", "log_q", "named"), [(0, 0, "exits"), (2.5, 0, "exits"), (3, np.nan, "log_q")])
+def test_geometric_shares_of_no_exit_or_ratio_are_refused(exits, log_q, named):
+    with pytest.raises(InputError, match=named):
+        thresholds.geometric_shares(exits, log_q)
+
+
+@pytest.mark.parametrize("bars", [[np.nan, 0, -np.inf], [0, -np.inf]])
+def test_leaving_at_thresholds_that_are_none_is_refused(bars):
+    with pytest.raises(InputError, match="thresholds: expected 3 numbers, none of them NaN"):
+        thresholds.leave_at(np.zeros((3, 5)), bars)

@@ -108,3 +108,32 @@ def test_mistakes_are_named():
             thresholds.risk_control(scores, correct, [1.0, 2.0], [(0.5, -np.inf)], **options)
     with pytest.raises(InputError, match="sequence"):
         thresholds.risk_control(scores, correct, [1.0, 2.0], [(0.5,)])
+
+
+UPPER = (thresholds.binomial_bound, thresholds.hoeffding_bentkus_bound, thresholds.betting_bound)
+P_VALUES = (thresholds.binomial_p_value, thresholds.hoeffding_bentkus_p_value, thresholds.betting_p_value)
+
+
+@pytest.mark.parametrize("bound", [*UPPER, *P_VALUES])
+@pytest.mark.parametrize("loss", [np.nan, 3.0, -0.5])
+def test_losses_outside_0_to_1_are_refused(bound, loss):
+    with pytest.raises(InputError, match=r"losses: .*rows? 0|losses: NaN in rows 0"):
+        bound([loss] * 10, 0.05)
+
+
+@pytest.mark.parametrize("bound", [thresholds.binomial_bound, thresholds.binomial_p_value])
+def test_counting_takes_0_and_1_only(bound):
+    with pytest.raises(InputError, match="losses: expected 0 or 1"):
+        bound(np.full(10, 0.5), 0.05)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("bound", [*UPPER, *P_VALUES])
+def test_no_rows_promise_nothing(bound):
+    assert bound([], 0.05) == 1.0
+
+
+@pytest.mark.parametrize("bound", [*UPPER, *P_VALUES])
+def test_levels_outside_0_to_1_are_named(bound):
+    with pytest.raises(InputError, match=r"epsilon|delta"):
+        bound([0.0, 1.0], 1.5)

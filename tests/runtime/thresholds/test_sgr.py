@@ -128,3 +128,12 @@ def test_fixed_coverage_is_the_smallest_whole_set_that_is_large_enough(data, cov
 def test_fixed_coverage_of_nothing_and_of_everything():
     assert thresholds.fixed_coverage([1.0, 2.0], 1.0).threshold == -np.inf
     assert np.isnan(thresholds.fixed_coverage([], 0.5).coverage)
+
+
+@pytest.mark.parametrize(
+    ("errors", "rows", "level", "named"),
+    [(-1, 10, 0.05, "errors"), (11, 10, 0.05, "errors"), (np.nan, 10, 0.05, "errors"), (1, 10, 1.5, "level")],
+)
+def test_a_bound_of_counts_that_are_none_is_refused(errors, rows, level, named):
+    with pytest.raises(InputError, match=named):
+        thresholds.risk_bound(errors, rows, level)
