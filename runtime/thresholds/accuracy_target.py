@@ -238,10 +238,41 @@ def _descend(problem: _Problem, steps: int) -> Iterator[tuple[float, ...]]:
             spent, lost = problem.outcome(bars)
             if problem.allowed(np.array(lost.sum()), np.array((lost**2).sum())) and spent.mean() < cheapest:
                 best, cheapest = bars, float(spent.mean())
-    polished = _coordinate(problem, best.copy(), None)
+    polished = _in_pairs(problem, _coordinate(problem, best.copy(), None))
     yield tuple(polished.tolist())
     for j in range(exits - 1):
         yield from _line_points(problem, polished, j)
+
+
+def _in_pairs(problem: _Problem, bars: Array) -> Array:
+    """Within the target, one exit to each of up to 24 thresholds while another answers with its best, as long as
+    that saves: what moving exits one by one can't reach, because the target lies between."""
+    early = len(bars) - 1
+    cheapest = float(problem.outcome(bars)[0].mean())
+    for _ in range(4):
+        before, found = cheapest, bars
+        for i in range(early):
+            values = np.unique(problem.scores[i].astype(np.float64))
+            for value in np.append(values[np.unique(np.linspace(0, len(values) - 1, 24).astype(np.int64))], INF):
+                for j in range(early):
+                    if j == i:
+                        continue
+                    moved = bars.copy()
+                    moved[i] = value
+                    at, cost, total, squares = problem.line(moved, j)
+                    within = np.flatnonzero(problem.allowed(total, squares))
+                    if not len(within):
+                        continue
+                    k = int(within[cost[within].argmin()])
+                    moved[j] = at[k]
+                    spent = float(problem.outcome(moved)[0].mean())
+                    if spent < cheapest - 1e-12:
+                        cheapest, found = spent, moved
+        bars = _coordinate(problem, found.copy(), None)
+        cheapest = float(problem.outcome(bars)[0].mean())
+        if cheapest >= before - 1e-12:
+            break
+    return bars
 
 
 def _coordinate(problem: _Problem, bars: Array, price: float | None) -> Array:
