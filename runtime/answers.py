@@ -1,10 +1,13 @@
 """The answers of one call, written down row by row as rows leave."""
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.gate import Decision
+from offramp.runtime.predictions import Predictions
+from offramp.runtime.route import Costs
 
 Ids = NDArray[np.int64]
 
@@ -55,3 +58,19 @@ class Answers:
         known[leave] = ~unknown
         given = {"routing": aux["routing"][:, known]} if "routing" in aux else {}
         self.probabilities[rows[~unknown]] = calibrator.apply(aux["logits"][known], given)
+
+    def predictions(
+        self, costs: Costs, ran: Sequence[int], fetched: Mapping[str, Any], again: Callable[[str], Any]
+    ) -> Predictions:
+        """All of it. ran: rows that went through each stage. fetched: what came with it; again: how to get the rest."""
+        return Predictions(
+            label=self.label,
+            score=self.score,
+            exit=self.exit,
+            abstain=self.abstain,
+            flops=costs.exits[self.exit],
+            _confidence=self.confidence,
+            executed=costs.executed(ran),
+            _fetched=dict(fetched),
+            _again=again,
+        )

@@ -42,17 +42,7 @@ def answer_nested(
         if len(ids) < answers.rows:
             part = {i.name: np.take(arrays[i.name], ids, axis=i.batch_axis) for i in route.manifest.inputs}
         _piece(route, run_cascade(part), ids, answers, ran)
-    return Predictions(
-        label=answers.label,
-        _confidence=answers.confidence,
-        score=answers.score,
-        exit=answers.exit,
-        abstain=answers.abstain,
-        flops=costs.exits[answers.exit],
-        executed=costs.executed(ran),
-        _fetched=dict.fromkeys(fetch, answers.probabilities),
-        _again=again,
-    )
+    return answers.predictions(costs, ran, dict.fromkeys(fetch, answers.probabilities), again)
 
 
 def _piece(route: Route, made: list[Any], ids: Any, answers: Answers, ran: list[int]) -> None:

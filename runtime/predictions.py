@@ -25,10 +25,8 @@ class Predictions:
     exit: NDArray[np.int32]
     abstain: NDArray[np.bool_]
     flops: NDArray[np.int64]
+    _confidence: NDArray[np.float64] | Callable[[], NDArray[np.float64]] = field(repr=False, compare=False)
     executed: tuple[int, ...] = ()
-    _confidence: NDArray[np.float64] | Callable[[], NDArray[np.float64]] = field(
-        default_factory=lambda: np.zeros(0), repr=False, compare=False
-    )
     _fetched: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     _again: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
 

@@ -51,19 +51,8 @@ class Run:
             self._straight_through()
         elif self._rows:
             self._through_queues()
-        answers = self._answers
-        kinds = {"probabilities": answers.probabilities, "routing": self._routing}
-        return Predictions(
-            label=answers.label,
-            _confidence=answers.confidence,
-            score=answers.score,
-            exit=answers.exit,
-            abstain=answers.abstain,
-            flops=self._costs.exits[answers.exit],
-            executed=self._costs.executed(self._ran),
-            _fetched={kind: kinds[kind] for kind in fetch},
-            _again=again,
-        )
+        kinds = {"probabilities": self._answers.probabilities, "routing": self._routing}
+        return self._answers.predictions(self._costs, self._ran, {kind: kinds[kind] for kind in fetch}, again)
 
     def _straight_through(self) -> None:
         """All rows fit in one batch: it goes from stage to stage, and queues would only cost time.

@@ -17,14 +17,15 @@ from offramp.kernels import gather
 from offramp.kernels.compact import Report
 from offramp.kernels.exit_gate import exit_gate, gate_into, on_triton
 from offramp.kernels.reference import GateOutput, Survivors
+from offramp.runtime.answers import Answers
 from offramp.runtime.executors.buckets import bucket
 from offramp.runtime.executors.device import IN_FLIGHT, Device, Lane
 from offramp.runtime.executors.graphs import astray_error
 from offramp.runtime.executors.program import Tensors
+from offramp.runtime.gate import Decision
 from offramp.runtime.inputs import Arrays
 from offramp.runtime.predictions import Predictions
 from offramp.runtime.route import Route
-from offramp.runtime.scores import sigmoid
 from torch import Tensor
 
 Ids = NDArray[np.int64]
@@ -60,12 +61,9 @@ class Flow:
         }
         routed = "routing" in fetch or route.needs_routing
         self._steps = route.steps(logits=True, routing=routed)
-        self._probabilities = np.zeros((rows, len(manifest.classes)), np.float32) if "probabilities" in fetch else None
+        self._answers = Answers(rows, len(manifest.classes) if "probabilities" in fetch else None)
         self._routing = np.full((len(manifest.routing), rows), np.nan, np.float32) if routed else None
         self._ran = [0] * len(self._steps)
-        self._label, self._exit = np.zeros(rows, np.int64), np.zeros(rows, np.int32)
-        self._confidence, self._score = np.zeros(rows, np.float64), np.zeros(rows, np.float32)
-        self._abstain = np.zeros(rows, np.bool_)
 
     def answer(self, fetch: tuple[str, ...], again: Callable[[str], Any]) -> Predictions:
         """Run everything. again: how to get what wasn't fetched."""
@@ -73,25 +71,8 @@ class Flow:
         if starts:
             with self._device.lanes(min(IN_FLIGHT, len(starts))) as lanes:
                 self._take_turns(starts, lanes)
-        kinds = {"probabilities": self._probabilities, "routing": self._routing}
-        return Predictions(
-            label=self._label,
-            _confidence=self._confidence,
-            score=self._score,
-            exit=self._exit,
-            abstain=self._abstain,
-            flops=self._costs.exits[self._exit],
-            executed=self._executed(),
-            _fetched={kind: kinds[kind] for kind in fetch},
-            _again=again,
-        )
-
-    def _executed(self) -> tuple[int, ...]:
-        spent = [0] * len(self._route.manifest.blocks)
-        for rows, parts in zip(self._ran, self._costs.blocks, strict=True):
-            for k, flops in parts:
-                spent[k] += rows * flops
-        return tuple(spent)
+        kinds = {"probabilities": self._answers.probabilities, "routing": self._routing}
+        return self._answers.predictions(self._costs, self._ran, {kind: kinds[kind] for kind in fetch}, again)
 
     def _take_turns(self, starts: "deque[int]", lanes: list[Lane]) -> None:
         """Each batch queues its work up to the next report and hands over; whoever waits, waits for that alone."""
@@ -139,7 +120,7 @@ class Flow:
             on_device = self._temperature(j, logits.device)
             _decide(report, logits, self._gate.point.thresholds[j], live, on_device, prepared.astray)
             wants = self._gate.needs(j)
-            brought = self._probabilities is not None or ("logits" in wants and on_device is None)
+            brought = self._answers.probabilities is not None or ("logits" in wants and on_device is None)
             values = _to_host(logits) if brought else None
             report.send()
             yield
@@ -218,16 +199,14 @@ class Flow:
         rows, score, label = ids[leaves], told["score"][leaves], told["label"][leaves].astype(np.int64)
         if not len(rows):
             return stays
+        everyone, aux = np.ones(len(rows), np.bool_), self._aux(j, seen, told, values, rows, leaves)
         if has_odds:
-            log_odds = told["odds"][leaves].astype(np.float64)
-            confidence, abstain = sigmoid(log_odds), ~(log_odds >= self._gate.point.abstain_below)
+            decision = Decision(everyone, None, told["odds"][leaves], self._gate.point.abstain_below)
         else:
-            decision = self._gate.decide(j, label, score, self._aux(j, seen, told, values, rows, leaves))
-            confidence, abstain = decision.confidence, decision.abstain
-        self._label[rows], self._score[rows], self._exit[rows] = label, score, j
-        self._confidence[rows], self._abstain[rows] = confidence, abstain
-        if self._probabilities is not None and values is not None:
-            self._keep_probabilities(j, seen, values.numpy()[leaves], rows, np.isnan(score))
+            decision = self._gate.decide(j, label, score, aux)
+        self._answers.keep(j, decision, everyone, rows, label, score)
+        if self._answers.probabilities is not None:
+            self._answers.keep_probabilities(rows, everyone, self._gate.calibrators[j], aux)
         return stays
 
     def _aux(
@@ -241,15 +220,6 @@ class Flow:
         if self._routing is not None and "routing" in needs:
             aux["routing"] = self._routing[:seen, rows]
         return aux
-
-    def _keep_probabilities(self, j: int, seen: int, logits: Any, rows: Ids, unknown: NDArray[np.bool_]) -> None:
-        assert self._probabilities is not None
-        self._probabilities[rows[unknown]] = np.nan
-        known = ~unknown
-        given = {}
-        if self._routing is not None and "routing" in self._gate.needs(j):
-            given["routing"] = self._routing[:seen, rows[known]]
-        self._probabilities[rows[known]] = self._gate.calibrators[j].apply(logits[known], given)
 
 
 def _part(array: NDArray[Any], rows: Ids, axis: int) -> NDArray[Any]:
