@@ -187,7 +187,7 @@ def _build(
     (folder / MANIFEST).write_bytes(seal(document))
     if len(plan.blocks) > 1:
         say("nesting the blocks into one graph")
-        protos = _plain_blocks(graph, probe, plan, store)
+        protos = _plain_blocks(graph, probe, plan, store, document)
         _add_cascade(folder, document, protos, probe, source.reference, say)
     if document["preprocess"] is None:
         read_bundle(folder)
@@ -377,17 +377,16 @@ def _write_graphs(
     return {"inputs": inputs, "tensors": tensors, "blocks": blocks, "segments": segments, "exits": exits}
 
 
-def _plain_blocks(graph: graphs.ModelGraph, probe: Probe, plan: Plan, store: WeightFile) -> list[onnx.ModelProto]:
+def _plain_blocks(
+    graph: graphs.ModelGraph, probe: Probe, plan: Plan, store: WeightFile, document: Mapping[str, Any]
+) -> list[onnx.ModelProto]:
     """Every block with a gate that has no calibration inputs: what the graph of the whole cascade is made of."""
     writer = BlockWriter(graph, probe.shapes, store)
-    classes = int((probe.shapes[graph.outputs.logits[0]] or [])[1].constant or 0)
     protos = []
-    for j, block in enumerate(plan.blocks):
-        logits = graph.outputs.logits[j]
-        gate = (logits, f"offramp.label_{j}", f"offramp.score_{j}", classes)
-        protos.append(
-            writer.proto(block.ops, block.inputs, list(dict.fromkeys([*block.carried, logits])), gate, plain=True)
-        )
+    for block, exit_ in zip(plan.blocks, document["exits"], strict=True):
+        gate = (exit_["logits"], exit_["label"], exit_["score"], len(document["classes"]))
+        given = list(dict.fromkeys([*block.carried, exit_["logits"]]))
+        protos.append(writer.proto(block.ops, block.inputs, given, gate, plain=True))
     return protos
 
 

@@ -203,7 +203,8 @@ class Sessions:
                     session = opened[file] = bare_run(
                         open_session(path, threads=self._threads, providers=self._providers, alone=alone)
                     )
-                    release_mapped(self._bundle.path)
+                    if alone:  # outer graphs let go by themselves of what they have packed
+                        release_mapped(self._bundle.path)
         return session
 
     def close(self) -> None:

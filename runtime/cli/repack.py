@@ -7,7 +7,7 @@ from pathlib import Path
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.cli.options import add_runtime, add_sizes, sizes_of
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.repack import choose_exits, describe, loses_promises, repack
+from offramp.runtime.jobs.repack import choose_exits, describe, kept_exits, loses_promises, repack
 from offramp.runtime.jobs.timing import time_parts
 from offramp.runtime.records import read_index, read_records
 
@@ -47,11 +47,10 @@ def run(args: argparse.Namespace) -> int:
             choices = choose_exits(cascade.manifest, cascade.calibration.points, records, timings)
             print(describe(choices))
             exits = choices[0].exits
-        last = len(cascade.manifest.exits) - 1
-        kept = sorted({*exits, last})
+        kept = kept_exits(cascade.manifest, exits)
         changed = [n for n, point in cascade.calibration.points.items() if loses_promises(point, kept)]
     repack(args.bundle, args.out, exits, records=records, overwrite=args.overwrite)
-    print(f"{args.out}: kept the exits {', '.join(map(str, kept))} of {last + 1}")
+    print(f"{args.out}: kept the exits {', '.join(map(str, kept))} of {len(cascade.manifest.exits)}")
     if changed:
         print(
             f"warning: {', '.join(changed)}: left at exits that are gone, so what was promised for "

@@ -48,7 +48,7 @@ def repack(
     """
     opened = read_bundle(bundle)
     manifest = opened.manifest
-    kept = _check_exits(manifest, exits)
+    kept = kept_exits(manifest, exits)
     stages = plan(manifest, kept)
     if len(stages) != len(kept):
         spans = [stage.blocks for stage in stages if stage.exit is None]
@@ -80,7 +80,8 @@ def repack(
     return Path(out)
 
 
-def _check_exits(manifest: Manifest, exits: Sequence[int]) -> list[int]:
+def kept_exits(manifest: Manifest, exits: Sequence[int]) -> list[int]:
+    """The exits asked for and the last, each once, ascending. Raises InputError for one that doesn't exist."""
     last = len(manifest.exits) - 1
     for j in exits:
         if not 0 <= j <= last:
