@@ -40,6 +40,16 @@ class Seen(nn.Module):
         return [head(torch.tanh(flat * (j + 1))) for j, head in enumerate(self.heads)]
 
 
+def changed(bundle, copy, change):
+    """A copy of a bundle whose preprocessing says something else."""
+    shutil.copytree(bundle, copy)
+    document = json.loads((copy / "manifest.json").read_text())
+    document["preprocess"] |= change
+    document.pop("digest")
+    (copy / "manifest.json").write_bytes(seal(document))
+    return copy
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -199,13 +209,8 @@ def test_a_repacked_bundle_keeps_it(texts, tmp_path):
     ],
 )
 def test_a_manifest_whose_preprocessing_does_not_fit_is_refused(texts, tmp_path, change, message):
-    copy = shutil.copytree(texts, tmp_path / "b")
-    document = json.loads((copy / "manifest.json").read_text())
-    document["preprocess"] |= change
-    document.pop("digest")
-    (copy / "manifest.json").write_bytes(seal(document))
     with pytest.raises(BundleError, match=message):
-        read_bundle(copy)
+        read_bundle(changed(texts, tmp_path / "b", change))
 
 
 @pytest.mark.parametrize(
@@ -224,13 +229,8 @@ def test_a_manifest_whose_preprocessing_does_not_fit_is_refused(texts, tmp_path,
     ],
 )
 def test_a_manifest_whose_pictures_do_not_fit_is_refused(pictures, tmp_path, change, message):
-    copy = shutil.copytree(pictures, tmp_path / "b")
-    document = json.loads((copy / "manifest.json").read_text())
-    document["preprocess"] |= change
-    document.pop("digest")
-    (copy / "manifest.json").write_bytes(seal(document))
     with pytest.raises(BundleError, match=message):
-        read_bundle(copy)
+        read_bundle(changed(pictures, tmp_path / "b", change))
 
 
 @pytest.mark.parametrize(
