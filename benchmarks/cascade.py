@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 from harness import Timing, machine, ratio, save, take_turns
-from offramp.runtime import Cascade, OperatingPoint, session, thresholds
+from offramp.runtime import Cascade, OperatingPoint, thresholds
+from offramp.runtime.execution.cpu import session
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"

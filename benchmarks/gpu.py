@@ -33,11 +33,11 @@ from offramp.kernels.exit_gate import gate_into  # noqa: E402
 from offramp.kernels.reference import GateOutput, Survivors  # noqa: E402
 from offramp.runtime import OperatingPoint  # noqa: E402
 from offramp.runtime.bundle import Block, Exit, Input, Manifest, Segment, Tensor  # noqa: E402
-from offramp.runtime.executors.device import Device  # noqa: E402
-from offramp.runtime.executors.flow import Flow  # noqa: E402
-from offramp.runtime.executors.graphs import TorchGraphs  # noqa: E402
+from offramp.runtime.execution.device.flow import Flow  # noqa: E402
+from offramp.runtime.execution.device.graphs import TorchGraphs  # noqa: E402
+from offramp.runtime.execution.device.lanes import Device  # noqa: E402
+from offramp.runtime.execution.route import Route  # noqa: E402
 from offramp.runtime.gate import Gate  # noqa: E402
-from offramp.runtime.route import Route  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 

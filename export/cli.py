@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from offramp.export.bundle import export_bundle
+from offramp.export.exporter import export_bundle
 from offramp.runtime.errors import ExportError
 
 

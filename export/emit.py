@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from offramp.export.dims import Dim
-from offramp.export.gate import gate_inputs, gate_nodes
+from offramp.export.gate_nodes import gate_inputs, gate_nodes
 from offramp.export.graph import ModelGraph, Op
 from offramp.export.partition import BlockPlan
 from offramp.export.weights import WeightFile

@@ -11,7 +11,7 @@ from offramp.export.dims import Dim, fit
 from offramp.export.graph import ModelGraph
 from offramp.export.weights import WeightFile
 from offramp.runtime.errors import ExportError
-from offramp.runtime.session import onnxruntime
+from offramp.runtime.execution.cpu.session import onnxruntime
 
 Inputs = dict[str, np.ndarray[Any, Any]]
 _PREFIX = "offramp.shape."

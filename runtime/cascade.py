@@ -23,17 +23,17 @@ from offramp.runtime.bundle import (
     read_bundle,
 )
 from offramp.runtime.errors import InputError
+from offramp.runtime.execution.cpu.blocks import Run
+from offramp.runtime.execution.cpu.cascade_graph import answer_nested
+from offramp.runtime.execution.cpu.session import Sessions, available_threads, check_threads, resolve_providers
+from offramp.runtime.execution.route import Route
+from offramp.runtime.execution.stages import plan
 from offramp.runtime.gate import Gate
 from offramp.runtime.inputs import Arrays, check_inputs
-from offramp.runtime.nested import answer_nested
 from offramp.runtime.points import FULL, Calibration, OperatingPoint, read_calibration
 from offramp.runtime.predictions import Predictions, Records
 from offramp.runtime.preprocess import Preprocessor, from_bundle
-from offramp.runtime.route import Route
-from offramp.runtime.run import Run
 from offramp.runtime.scores import LARGEST
-from offramp.runtime.session import Sessions, available_threads, check_threads, resolve_providers
-from offramp.runtime.stages import plan
 
 FETCHABLE = ("probabilities", "routing")
 _BATCH_ROWS = 128
@@ -89,7 +89,9 @@ class Cascade:
         if batch_rows is not None:
             _check_batch_rows(batch_rows)
         if isinstance(device, str) and device.startswith(("cuda", "torch:")) and find_spec("torch") is not None:
-            from offramp.runtime.executors.cascade import load_on_device  # imports torch, which most machines lack
+            from offramp.runtime.execution.device.executor import (
+                load_on_device,  # imports torch, which most machines lack
+            )
 
             return cast(Self, load_on_device(path, device, operating_point, providers, batch_rows))
         bundle = read_bundle(path)

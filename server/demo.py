@@ -21,8 +21,8 @@ from typing import Any
 
 from offramp.runtime import Cascade, sample
 from offramp.runtime.errors import OfframpError
-from offramp.runtime.jobs.repack import choose_exits, describe, repack
-from offramp.runtime.jobs.timing import time_parts
+from offramp.runtime.jobs.bundles.repack import choose_exits, describe, repack
+from offramp.runtime.jobs.bundles.timing import time_parts
 
 POINTS = ("full", "balanced", "fast")
 _REQUEST_ROWS = 16

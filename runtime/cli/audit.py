@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.audit import AUDIT, PAGE, audit_bundle, describe
+from offramp.runtime.jobs.auditing.audit import AUDIT, PAGE, audit_bundle, describe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,10 +14,10 @@ from offramp.runtime.cli.options import below_one, fraction, seed
 from offramp.runtime.cli.progress import bar
 from offramp.runtime.errors import InputError
 from offramp.runtime.files import write_atomically
-from offramp.runtime.jobs.calibrate import Calibrated, CalibrationRefused, calibrate, exit_times
-from offramp.runtime.jobs.report import REPORT
-from offramp.runtime.jobs.source import Source, own_logits
-from offramp.runtime.jobs.targets import DEFAULT, AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, Target
+from offramp.runtime.jobs.calibrating.calibrate import Calibrated, CalibrationRefused, calibrate, exit_times
+from offramp.runtime.jobs.calibrating.report import REPORT
+from offramp.runtime.jobs.calibrating.source import Source, own_logits
+from offramp.runtime.jobs.calibrating.targets import DEFAULT, AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, Target
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.records import INDEX, read_records
 

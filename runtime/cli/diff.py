@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from offramp.runtime.bundle import encode_number
-from offramp.runtime.jobs.versions import diff, read_version
+from offramp.runtime.jobs.calibrating.history import diff, read_version
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,9 +9,9 @@ from offramp.runtime.bundle import read_bundle
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.cli.options import add_runtime, add_sizes, sizes_of
 from offramp.runtime.files import write_atomically
-from offramp.runtime.jobs.graph_page import inside, page, readable, svg
-from offramp.runtime.jobs.inspect import Inspection, Nested, Part, inspect
-from offramp.runtime.jobs.timing import time_graphs, time_nested
+from offramp.runtime.jobs.bundles.inspect import Inspection, Nested, Part, inspect
+from offramp.runtime.jobs.bundles.inspect_page import inside, page, readable, svg
+from offramp.runtime.jobs.bundles.timing import time_graphs, time_nested
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

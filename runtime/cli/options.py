@@ -4,7 +4,7 @@ import argparse
 
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.timing import typical_sizes
+from offramp.runtime.jobs.bundles.timing import typical_sizes
 
 # What `open_data` takes, for the help of commands that read data.
 DATA = (

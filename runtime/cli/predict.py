@@ -10,7 +10,7 @@ import numpy as np
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.cli.options import DATA, add_runtime
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.data import open_data
+from offramp.runtime.jobs.data.sources import open_data
 from offramp.runtime.points import FULL
 from offramp.runtime.predictions import Predictions
 

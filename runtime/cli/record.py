@@ -7,8 +7,8 @@ from pathlib import Path
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.cli.options import DATA, add_runtime
 from offramp.runtime.cli.progress import bar
-from offramp.runtime.jobs.record import record
-from offramp.runtime.jobs.tables import LABELS
+from offramp.runtime.jobs.data.tables import LABELS
+from offramp.runtime.jobs.recording.record import record
 from offramp.runtime.records import read_index
 
 

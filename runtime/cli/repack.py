@@ -7,8 +7,8 @@ from pathlib import Path
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.cli.options import add_runtime, add_sizes, sizes_of
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.repack import choose_exits, describe, kept_exits, loses_promises, repack
-from offramp.runtime.jobs.timing import time_parts
+from offramp.runtime.jobs.bundles.repack import choose_exits, describe, kept_exits, loses_promises, repack
+from offramp.runtime.jobs.bundles.timing import time_parts
 from offramp.runtime.records import read_index, read_records
 
 

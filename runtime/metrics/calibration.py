@@ -16,7 +16,7 @@ from offramp.runtime import arrays, scores
 from offramp.runtime.arrays import Array, Floats, Ints
 from offramp.runtime.errors import InputError
 from offramp.runtime.metrics.bins import check_bins, equal_mass, equal_width
-from offramp.runtime.metrics.inputs import Pairs, classified, labelled, pairs, refuse_outside
+from offramp.runtime.metrics.pairs import Pairs, classified, labelled, pairs, refuse_outside
 from offramp.runtime.metrics.resampling import Resampled, resampled
 
 NAN = float("nan")

@@ -14,7 +14,7 @@ from offramp.runtime.arrays import Floats, Ints
 from offramp.runtime.errors import InputError
 from offramp.runtime.metrics.bins import check_bins, equal_width
 from offramp.runtime.metrics.calibration import ece
-from offramp.runtime.metrics.inputs import pairs
+from offramp.runtime.metrics.pairs import pairs
 
 NAN = float("nan")
 

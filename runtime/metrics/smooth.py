@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from offramp.runtime.arrays import Array, Floats, group_sums
 from offramp.runtime.errors import InputError
-from offramp.runtime.metrics.inputs import Pairs, pairs
+from offramp.runtime.metrics.pairs import Pairs, pairs
 
 
 class _Heat:

@@ -20,7 +20,7 @@ from offramp.runtime.metrics.bins import (
     quantile_sizes,
     stable_order,
 )
-from offramp.runtime.metrics.inputs import Pairs, labelled, pairs
+from offramp.runtime.metrics.pairs import Pairs, labelled, pairs
 
 NAN = float("nan")
 

@@ -5,8 +5,7 @@ import json
 import numpy as np
 import onnx
 import torch
-from offramp.export import bundle as exporter
-from offramp.export import export_bundle
+from offramp.export import export_bundle, exporter
 from offramp.runtime import Cascade
 from torch import nn
 from toys import Plain, make

@@ -12,8 +12,8 @@ from offramp.runtime import BundleError, Cascade, ExportError, InputError
 from offramp.runtime.bundle import read_bundle
 from offramp.runtime.cli import main
 from offramp.runtime.files import seal
-from offramp.runtime.jobs.record import record
-from offramp.runtime.jobs.repack import repack
+from offramp.runtime.jobs.bundles.repack import repack
+from offramp.runtime.jobs.recording.record import record
 from offramp.runtime.preprocess import Image, Text
 from offramp.runtime.records import read_records
 from torch import nn

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from offramp.runtime import Cascade, OperatingPoint
-from offramp.runtime.jobs.calibrate import calibrate
-from offramp.runtime.jobs.record import record
-from offramp.runtime.jobs.targets import Budget
+from offramp.runtime.jobs.calibrating.calibrate import calibrate
+from offramp.runtime.jobs.calibrating.targets import Budget
+from offramp.runtime.jobs.recording.record import record
 
 TOLERANCE = 5e-4
 

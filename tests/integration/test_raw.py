@@ -11,8 +11,8 @@ from offramp.export.preprocess import take_preprocess
 from offramp.runtime import Cascade, Records, scores
 from offramp.runtime.cli import main
 from offramp.runtime.files import seal, sha256_of_file
-from offramp.runtime.jobs.audit import audit_records
-from offramp.runtime.jobs.record import record
+from offramp.runtime.jobs.auditing.audit import audit_records
+from offramp.runtime.jobs.recording.record import record
 from offramp.runtime.records import SCHEMA, Index, RecordsWriter, read_records
 
 ROWS = 300

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SERVING = [*(ROOT / "kernels").glob("*.py"), *(ROOT / "runtime" / "executors").glob("*.py")]
+SERVING = [*(ROOT / "kernels").glob("*.py"), *(ROOT / "runtime" / "execution" / "device").rglob("*.py")]
 
 
 def test_arrays_are_gated_without_torch_or_triton():

@@ -24,7 +24,7 @@ def nothing_runs(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("a session was opened")
 
-    monkeypatch.setattr("offramp.runtime.session.open_session", refuse)
+    monkeypatch.setattr("offramp.runtime.execution.cpu.session.open_session", refuse)
 
 
 def edit(bundle: Path, change, name: str = "manifest.json") -> None:

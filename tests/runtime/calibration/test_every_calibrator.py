@@ -303,7 +303,7 @@ def test_importing_any_of_it_loads_no_scipy_matplotlib_or_torch():
     code = (
         "import sys\n"
         "from offramp.runtime import calibration, metrics, plots, scores, simulate, thresholds\n"
-        "from offramp.runtime.metrics import audit\n"
+        "from offramp.runtime.jobs.auditing import evidence as audit\n"
         "import numpy as np\n"
         "z = np.random.default_rng(0).normal(size=(40, 3))\n"
         "c = calibration.get('temperature').fit(z, z.argmin(1))\n"

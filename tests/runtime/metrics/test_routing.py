@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from offramp.runtime import metrics, scores
 from offramp.runtime.errors import InputError
-from offramp.runtime.metrics.audit import audit
+from offramp.runtime.jobs.auditing.evidence import audit
 
 
 def test_entropy_is_one_when_uniform_and_zero_when_certain():

@@ -1,0 +1,411 @@
+"""export_bundle: a trained multi-exit model in, a verified bundle out."""
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import onnx_ir as ir
+from offramp.export import graph as graphs
+from offramp.export.cascade_graph import WholeWriter
+from offramp.export.dims import Cost
+from offramp.export.emit import BlockWriter, block_interface, dimensions, numpy_name
+from offramp.export.flops import flops
+from offramp.export.fuse import fuse
+from offramp.export.outputs import PER_EXIT, Outputs
+from offramp.export.partition import BlockPlan, Partition, Plan
+from offramp.export.preprocess import take_preprocess, try_preprocess
+from offramp.export.probe import Probe, batch_axis, element_bytes, make_inputs, resize
+from offramp.export.verify import Verification, onnx_reference, rows_are_independent, verify, verify_cascade
+from offramp.export.weights import WEIGHTS, WeightFile
+from offramp.runtime.bundle import DTYPES, MANIFEST, SCHEMA, encode_number, is_axis, read_bundle
+from offramp.runtime.cascade import Cascade
+from offramp.runtime.errors import BundleError, ExportError
+from offramp.runtime.files import check_new_folder, new_folder, seal, sha256_of_file
+from offramp.runtime.preprocess import Preprocess
+
+# 24 exits make 276 segments of some 20 KB each; beyond, their number would grow out of proportion.
+_MOST_BLOCKS_FOR_ALL_SEGMENTS = 24
+Progress = Callable[[str], None]
+
+
+def export_bundle(
+    model: Any,
+    example_inputs: Any,
+    path: str | Path,
+    *,
+    dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
+    classes: Sequence[str] | None = None,
+    exits: Sequence[str] | None = None,
+    auxiliary: Mapping[str, Sequence[str]] | None = None,
+    name: str | None = None,
+    version: str = "1",
+    preprocess: Preprocess | Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Write a multi-exit model as a bundle: one ONNX graph per block, verified against the model itself.
+
+    model: an nn.Module that returns its exits' logits, each (batch, classes), as a sequence, a
+        MultiExitOutput or a mapping with its keys; or the path of an ONNX file with one output an exit.
+    example_inputs: tensors or arrays by input name (or in forward's order); any batch size. None for an
+        ONNX file makes inputs up.
+    dynamic_axes: names of the symbolic axes, {"input_ids": {0: "batch", 1: "seq"}}; each input has one "batch".
+        Default: axis 0 is the batch, nothing else varies (torch); what the file declares (ONNX).
+    classes: a name for each logit, "0", "1", … by default.
+    exits: for an ONNX file, the outputs that are exits' logits, shallow to deep (default: every output);
+        for a torch model, names for its exits.
+    auxiliary: for an ONNX file, its other outputs by kind, {"routing": ["h_0", …]}.
+    preprocess: how raw rows become inputs: a Text or Image of offramp.runtime.preprocess, or the same as a
+        mapping, {"kind": "text", "tokenizer": "tokenizer.json", "max_length": 64, "sample": ["hello"]}. The
+        tokenizer (or sample picture) it names is copied into the bundle.
+    overwrite: replace an existing bundle at `path`.
+
+    Returns the path. Raises ExportError (nothing is written then) if the model can't be cut, or if the
+    cascade of its blocks doesn't give what the model gives, at several sizes and after random compaction.
+    """
+    say = progress or (lambda _: None)
+    folder = Path(path)
+    check_new_folder(folder, marker=MANIFEST, replace=overwrite)
+    if isinstance(model, str | Path):
+        source = _from_onnx(Path(model), example_inputs, dynamic_axes, exits, auxiliary)
+    else:
+        say("tracing the model")
+        source = _from_torch(model, example_inputs, dynamic_axes, exits)
+    about = {
+        "schema": SCHEMA,
+        "name": name or source.title,
+        "version": version,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "producer": f"offramp {metadata.version('offramp')}",
+        "preprocess": preprocess,
+    }
+    fused = fuse(source.model)
+    with new_folder(folder, marker=MANIFEST, replace=overwrite) as temporary:
+        if fused is not None:
+            try:
+                _build(temporary, fused, source, about, classes, say)
+                return folder
+            except ExportError as error:
+                say(f"without fused operations, since with them: {error}")
+                for file in temporary.iterdir():
+                    file.unlink()
+        _build(temporary, source.model, source, about, classes, say)
+    return folder
+
+
+Reference = Callable[[dict[str, np.ndarray[Any, Any]]], dict[str, list[np.ndarray[Any, Any]]]]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A model before it is cut: its graph, what its outputs are, and how to ask the original."""
+
+    model: ir.Model
+    outputs: Outputs
+    axes: Mapping[str, Mapping[int, str]] | None
+    example: Any
+    reference: Reference
+    against: str
+    names: list[str]
+    title: str
+
+
+def _from_onnx(
+    path: Path,
+    example: Any,
+    axes: Mapping[str, Mapping[int, str]] | None,
+    exits: Sequence[str] | None,
+    auxiliary: Mapping[str, Sequence[str]] | None,
+) -> _Source:
+    model = graphs.read_onnx(path)
+    outputs = _onnx_outputs(model.graph, exits, auxiliary)
+    named = {k: {int(i): str(v) for i, v in a.items()} for k, a in axes.items()} if axes else None
+    return _Source(
+        model, outputs, named, example, onnx_reference(path, outputs), "onnx", list(exits or outputs.logits), path.stem
+    )
+
+
+def _from_torch(
+    model: Any, example: Any, axes: Mapping[str, Mapping[int, str]] | None, exits: Sequence[str] | None
+) -> _Source:
+    import torch
+    from offramp.export import trace
+
+    tensors = trace.name_inputs(model, example)
+    named = trace.check_axes(tensors, axes)
+    arrays = {k: np.ascontiguousarray(v.detach().cpu().numpy()) for k, v in tensors.items()}
+    shapes = {k: [named[k].get(i, int(d)) for i, d in enumerate(v.shape)] for k, v in arrays.items()}
+    traced = resize(arrays, shapes, _distinct_sizes(arrays, named))
+    graph, outputs = trace.trace(model, {k: torch.from_numpy(v) for k, v in traced.items()}, named)
+    names = list(exits) if exits else [f"exit_{j}" for j in range(len(outputs.logits))]
+    return _Source(
+        graph, outputs, named, arrays, lambda x: trace.run_torch(model, x), "torch", names, type(model).__name__
+    )
+
+
+def _build(
+    folder: Path,
+    model: ir.Model,
+    source: _Source,
+    about: Mapping[str, Any],
+    classes: Sequence[str] | None,
+    say: Progress,
+) -> None:
+    """Cut the model and write it into `folder` as a verified bundle."""
+    graph = graphs.prepare(model, source.outputs, source.axes)
+    _check_names(graph, source.names)
+    store = WeightFile(folder, graph.weights)
+    say("looking at shapes")
+    example = source.example if source.against == "torch" else _onnx_example(graph, source.example)
+    probe = Probe(graph, store, folder, example)
+    count = _classes(graph, probe, classes)
+    say("cutting it into blocks")
+    independent, mixed = rows_are_independent(probe, source.reference)
+    partition, plan = _cut(graph, probe, independent)
+    labels = list(classes) if classes is not None else [str(k) for k in range(count)]
+    document = {**about, "classes": labels, **_write_graphs(graph, probe, partition, plan, store, folder)}
+    if about["preprocess"] is not None:
+        inputs = {given["name"]: (given["dtype"], given["shape"]) for given in document["inputs"]}
+        document["preprocess"] = msgspec.to_builtins(take_preprocess(about["preprocess"], inputs, folder))
+    for exit_, name in zip(document["exits"], source.names, strict=True):
+        exit_["name"] = name
+    document["files"] = {
+        file.name: {"sha256": sha256_of_file(file), "bytes": file.stat().st_size} for file in sorted(folder.iterdir())
+    }
+    document["rows_independent"] = independent
+    (folder / MANIFEST).write_bytes(seal(document))
+    say("verifying the cascade against the model")
+    result = verify(folder, probe, source.reference)
+    result.summary.update(against=source.against, batch_difference=mixed)
+    _record(document, result)
+    (folder / MANIFEST).write_bytes(seal(document))
+    if len(plan.blocks) > 1:
+        say("nesting the blocks into one graph")
+        protos = _plain_blocks(graph, probe, plan, store, document)
+        _add_cascade(folder, document, protos, probe, source.reference, say)
+    if document["preprocess"] is None:
+        read_bundle(folder)
+        return
+    say("trying raw rows")
+    with Cascade.load(folder) as cascade:
+        try_preprocess(cascade.bundle, cascade)
+
+
+def _add_cascade(
+    folder: Path,
+    document: dict[str, Any],
+    protos: list[onnx.ModelProto],
+    probe: Probe,
+    reference: Reference,
+    say: Progress,
+) -> None:
+    """Add the graph that holds the whole cascade, or nothing if it doesn't give what the blocks give."""
+    count = len(protos)
+    file = folder / "cascade.onnx"
+    try:
+        onnx.save(WholeWriter(document, protos).proto(), file)
+        files = {**document["files"], file.name: {"sha256": sha256_of_file(file), "bytes": file.stat().st_size}}
+        nested = {"file": file.name, "gates": count, "exits": list(range(count))}
+        (folder / MANIFEST).write_bytes(seal({**document, "files": files, "cascade": nested}))
+        verify_cascade(folder, probe, reference)
+    except (ExportError, BundleError) as error:
+        say(f"without a graph for the whole cascade: {error}")
+        file.unlink()
+        (folder / MANIFEST).write_bytes(seal(document))
+
+
+def _cut(graph: graphs.ModelGraph, probe: Probe, independent: bool) -> tuple[Partition, Plan]:
+    """A plan whose carried tensors belong to their rows.
+
+    A tensor may have a batch axis and yet say where a row stands in its batch (an index made by Range over
+    the batch): carried past a compaction it would point at other rows. Each tensor of a plan is looked at
+    with rows left out; one that doesn't follow its rows is banned, and the cut is made again.
+    """
+    banned: set[str] = set()
+    while True:
+        partition = Partition(graph, probe.shapes, probe.example_sizes, banned)
+        plan = partition.plan()
+        carried = {name for block in plan.blocks for name in block.carried}
+        wrong = probe.positional(sorted(carried)) if independent and carried else set()
+        if not wrong:
+            return partition, plan
+        banned |= wrong
+
+
+def _onnx_outputs(graph: Any, exits: Sequence[str] | None, auxiliary: Mapping[str, Sequence[str]] | None) -> Outputs:
+    there = [v.name for v in graph.outputs]
+    extra = {kind: list(names) for kind, names in (auxiliary or {}).items()}
+    taken = {n for names in extra.values() for n in names}
+    chosen = list(exits) if exits else [n for n in there if n not in taken]
+    for output in [*chosen, *sorted(taken)]:
+        if output not in there:
+            raise ExportError(f"the ONNX model has no output {output!r}; it has {there}.")
+    try:
+        return Outputs(logits=chosen, **extra)
+    except TypeError as error:
+        raise ExportError(
+            f"auxiliary has the kinds {list(extra)}: expected features, routing, external, reservation."
+        ) from error
+
+
+def _onnx_example(graph: graphs.ModelGraph, given: Any) -> dict[str, np.ndarray[Any, Any]]:
+    if given is None:
+        return make_inputs(graph, {axis: 4 if axis == "batch" else 16 for axis in graph.axes})
+    if not isinstance(given, Mapping):
+        given = dict(zip(graph.inputs, given if isinstance(given, Sequence) else [given], strict=False))
+    example = {k: np.ascontiguousarray(v) for k, v in given.items()}
+    if set(example) != set(graph.inputs):
+        raise ExportError(f"example_inputs has {list(example)}, the model's inputs are {list(graph.inputs)}.")
+    for k, array in example.items():
+        if array.ndim != len(graph.inputs[k][1]):
+            raise ExportError(
+                f"example_inputs[{k!r}] has {array.ndim} axes, the model's has {len(graph.inputs[k][1])}."
+            )
+    return example
+
+
+def _distinct_sizes(example: Mapping[str, Any], axes: Mapping[str, Mapping[int, str]]) -> dict[str, int]:
+    """Sizes to trace at: a batch of two or more (one would be taken for a constant) that equals no other size."""
+    sizes = {name: example[k].shape[i] for k, named in axes.items() for i, name in named.items()}
+    others = {d for array in example.values() for d in array.shape}
+    batch = next(n for n in (3, 5, 7, 11, 13, 17) if n not in others)
+    return {a: batch if a == "batch" else max(2, n) for a, n in sizes.items()}
+
+
+def _check_names(graph: graphs.ModelGraph, names: list[str]) -> None:
+    if len(names) != len(graph.outputs.logits) or len(set(names)) != len(names):
+        raise ExportError(
+            f"exits has {len(names)} names for {len(graph.outputs.logits)} exits: expected one each, all different."
+        )
+    for axis in graph.axes:
+        if not is_axis(axis):
+            raise ExportError(f"the axis name {axis!r} is not a plain identifier: give dynamic_axes with other names.")
+    for name, (dtype, _) in graph.inputs.items():
+        if numpy_name(dtype) not in DTYPES:
+            raise ExportError(f"input {name!r} has the type {dtype}: expected one of {sorted(DTYPES)}.")
+
+
+def _classes(graph: graphs.ModelGraph, probe: Probe, classes: Sequence[str] | None) -> int:
+    counts = []
+    for output in graph.outputs.logits:
+        dims = probe.shapes.get(output)
+        if dims is None or len(dims) != 2 or dims[0].plain != "batch" or not dims[1].constant:
+            raise ExportError(f"exit {output!r} has the shape {dimensions(dims)}: expected [batch, classes].")
+        if not graph.dtypes[output].is_floating_point():
+            raise ExportError(f"exit {output!r} has the type {graph.dtypes[output]}: expected floating-point logits.")
+        counts.append(dims[1].constant)
+    if len(set(counts)) != 1:
+        raise ExportError(f"the exits have {counts} classes: expected the same number at each.")
+    if classes is not None and len(classes) != counts[0]:
+        raise ExportError(f"classes has {len(classes)} names, the logits have {counts[0]} columns.")
+    for output in graph.outputs.names:
+        dims = probe.shapes.get(output)
+        if output not in graph.outputs.logits and (batch_axis(dims) != 0):
+            raise ExportError(f"output {output!r} has the shape {dimensions(dims)}: expected [batch, …].")
+    return int(counts[0])
+
+
+def _write_graphs(
+    graph: graphs.ModelGraph, probe: Probe, partition: Partition, plan: Plan, store: WeightFile, folder: Path
+) -> dict[str, Any]:
+    """Write every block and segment; the manifest's inputs, tensors, blocks, segments and exits."""
+    shapes, outputs = probe.shapes, graph.outputs
+    classes = int((shapes[outputs.logits[0]] or [])[1].constant or 0)
+    writer = BlockWriter(graph, shapes, store)
+
+    def write(block: BlockPlan, exit: int, file: str) -> dict[str, Any]:
+        logits, label, score = outputs.logits[exit], f"offramp.label_{exit}", f"offramp.score_{exit}"
+        given = block_interface(block, logits)
+        onnx.save(writer.proto(block.ops, block.inputs, given, (logits, label, score, classes)), folder / file)
+        carried = Cost()
+        for name in block.carried:
+            carried.add(element_bytes(graph.dtypes[name]), *(shapes[name] or []))
+        return {
+            "file": file,
+            "inputs": block.inputs,
+            "outputs": [*given, label, score],
+            "exit": exit,
+            "flops": str(flops(block.ops, shapes)),
+            "bytes": str(carried),
+            "params": writer.params(block.ops),
+            "nodes": len(block.ops),
+            "recomputed": len(block.recomputed),
+        }
+
+    count = len(plan.blocks)
+    blocks = [write(block, j, f"block_{j}.onnx") for j, block in enumerate(plan.blocks)]
+    segments = [
+        {
+            **write(partition.merge(plan, first, last), last, f"segment_{first}_{last}.onnx"),
+            "first": first,
+            "last": last,
+        }
+        for first, last in _spans(count)
+    ]
+    tensors = {
+        name: {
+            "dtype": numpy_name(graph.dtypes[name]),
+            "shape": dimensions(shapes[name]),
+            "batch_axis": batch_axis(shapes[name]),
+            "pad": None,
+        }
+        for block in plan.blocks
+        for name in block.carried
+    }
+    exits = [
+        {
+            "name": "",
+            "block": j,
+            "logits": outputs.logits[j],
+            "label": f"offramp.label_{j}",
+            "score": f"offramp.score_{j}",
+            "routing": [n for n in outputs.routing if plan.made_in[n] <= j],
+            **{kind: names[j] if (names := getattr(outputs, kind)) else None for kind in PER_EXIT},
+        }
+        for j in range(count)
+    ]
+    inputs = [
+        {"name": n, "dtype": numpy_name(dtype), "shape": shape, "pad": None}
+        for n, (dtype, shape) in graph.inputs.items()
+    ]
+    return {"inputs": inputs, "tensors": tensors, "blocks": blocks, "segments": segments, "exits": exits}
+
+
+def _plain_blocks(
+    graph: graphs.ModelGraph, probe: Probe, plan: Plan, store: WeightFile, document: Mapping[str, Any]
+) -> list[onnx.ModelProto]:
+    """Every block with a gate that has no calibration inputs: what the graph of the whole cascade is made of."""
+    writer = BlockWriter(graph, probe.shapes, store)
+    protos = []
+    for block, exit_ in zip(plan.blocks, document["exits"], strict=True):
+        gate = (exit_["logits"], exit_["label"], exit_["score"], len(document["classes"]))
+        given = list(dict.fromkeys([*block.carried, exit_["logits"]]))
+        protos.append(writer.proto(block.ops, block.inputs, given, gate, plain=True))
+    return protos
+
+
+def _spans(blocks: int) -> list[tuple[int, int]]:
+    """Runs of blocks to merge: all of them, or for very deep cascades those that begin or end at an end."""
+    spans = [(first, last) for first in range(blocks) for last in range(first + 1, blocks)]
+    if blocks <= _MOST_BLOCKS_FOR_ALL_SEGMENTS:
+        return spans
+    return [(first, last) for first, last in spans if first == 0 or last == blocks - 1]
+
+
+def _record(document: dict[str, Any], result: Verification) -> None:
+    """Put what verification found into the manifest: pad values, and the differences seen."""
+    document["verified"] = result.summary
+    pads = {name: encode_number(value) for name, value in result.pads.items()}
+    for given in document["inputs"]:
+        given["pad"] = pads.get(given["name"])
+    for name, tensor in document["tensors"].items():
+        tensor["pad"] = pads.get(name)
+
+
+__all__ = ["WEIGHTS", "export_bundle"]

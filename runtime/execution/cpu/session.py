@@ -1,0 +1,212 @@
+"""ONNX Runtime sessions as a cascade needs them: many in series, none slowing the next.
+
+Measured on 2 cores: with default spinning a chain of six sessions is 1.2-1.7 times slower than one and
+starves everything else; with separate arenas it is up to 1.17 times slower than one, because every
+session walks its own cold memory. So: explicit thread counts, one arena for all, and threads that wait
+for the next operation of a run, not for the next run: spinning for 50 microseconds and no more took a
+chain of six blocks from 1.35 of one session's time to 1.06 at batch 1, and to 0.86 at batch 8. The graph that
+holds a whole cascade has no next session to get in the way of: its threads wait a little longer, so that they
+are awake when the next request is there.
+"""
+
+import math
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from offramp.runtime.bundle import Bundle
+from offramp.runtime.errors import BundleError, CascadeClosed, InputError, RuntimeUnavailable
+from offramp.runtime.execution.cpu.memory import release_mapped
+
+_INSTALL = 'pip install "offramp[cpu]" (or "offramp[gpu]" on a machine with CUDA)'
+_PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
+
+# In a chain 20 and 100 microseconds measured alike, 300 already gets in the way of the next session.
+_SPIN_IN_A_CHAIN, _SPIN_ALONE = "50", "200"
+
+_arena_lock = threading.Lock()
+_arena_process: int | None = None
+
+
+def onnxruntime() -> Any:
+    """The one installed ONNX Runtime module.
+
+    Raises RuntimeUnavailable with the command that mends it if there is none, or if onnxruntime and
+    onnxruntime-gpu, two distributions of one module, have overwritten each other.
+    """
+    installed = []
+    for name in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            metadata.version(name)
+            installed.append(name)
+        except metadata.PackageNotFoundError:
+            pass
+    if len(installed) == 2:
+        raise RuntimeUnavailable(
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other. Run: "
+            "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
+            " (or onnxruntime, for CPU only)"
+        )
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise RuntimeUnavailable(f"ONNX Runtime isn't installed. Run: {_INSTALL}") from error
+    return onnxruntime
+
+
+def cgroup_cpus(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """The CPU quota of this process's control group in CPUs, v2 or v1; infinity if there is none."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+        return math.inf if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        allowed = int((root / "cpu/cpu.cfs_quota_us").read_text())
+        return math.inf if allowed <= 0 else allowed / int((root / "cpu/cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return math.inf
+
+
+def available_threads() -> int:
+    """CPUs this process may use: the smaller of affinity and quota (ONNX Runtime ignores quotas), at least 1."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(affinity, cgroup_cpus())))
+
+
+def check_threads(threads: int) -> None:
+    """Raises InputError for a number of threads that can't be meant: each session starts that many."""
+    most = max(64, 4 * (os.cpu_count() or 1))
+    if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= most:
+        raise InputError(f"threads is {threads!r}, expected a whole number from 1 to {most}.")
+
+
+def resolve_providers(device: str, providers: Sequence[Any] | None) -> list[Any]:
+    """The execution providers for a device, or the caller's own, checked against what is installed."""
+    if device not in _PROVIDERS:
+        raise InputError(f"device is {device!r}, expected one of {sorted(_PROVIDERS)}.")
+    if isinstance(providers, str):
+        raise InputError(f"providers is {providers!r}, expected a list of names.")
+    wanted = list(providers) if providers is not None else _PROVIDERS[device]
+    there = onnxruntime().get_available_providers()
+    for provider in wanted:
+        name = provider[0] if isinstance(provider, tuple) else provider
+        if name not in there:
+            raise RuntimeUnavailable(
+                f"the installed ONNX Runtime has no {name}, only {there}. "
+                'For CUDA: pip uninstall -y onnxruntime && pip install "offramp[gpu]"'
+            )
+    return wanted
+
+
+def _use_shared_arena() -> bool:
+    """Register the process-wide CPU arena once. False in a forked child, whose copy may be locked for ever."""
+    global _arena_process
+    ort = onnxruntime()
+    with _arena_lock:
+        if _arena_process is None:
+            memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+            # Somebody else in this process may have registered one already: then that one is shared.
+            try:
+                ort.create_and_register_allocator(memory, None)
+            except Exception as error:
+                if "already" not in str(error).lower():
+                    return False
+            _arena_process = os.getpid()
+        return _arena_process == os.getpid()
+
+
+def _can_spin_briefly(version: str) -> bool:
+    """Whether this ONNX Runtime knows spin_duration_us; older ones ignore it and spin for milliseconds."""
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return (major, minor) >= (1, 27)
+
+
+def open_session(path: Path, *, threads: int, providers: list[Any], alone: bool = False) -> Any:
+    """An onnxruntime.InferenceSession over one graph of a bundle, with settings fit for a chain of them.
+
+    alone: no other session's run follows on this one's.
+    """
+    ort = onnxruntime()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    if _can_spin_briefly(ort.__version__):
+        spin = _SPIN_ALONE if alone else _SPIN_IN_A_CHAIN
+        options.add_session_config_entry("session.intra_op.spin_duration_us", spin)
+    else:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 4  # failures are raised; ONNX Runtime's copy on stderr adds nothing
+    options.enable_mem_pattern = False
+    if _use_shared_arena():
+        options.add_session_config_entry("session.use_env_allocators", "1")
+    try:
+        return ort.InferenceSession(str(path), options, providers=providers)
+    except Exception as error:
+        raise BundleError(f"{path}: ONNX Runtime can't load it: {error}") from error
+
+
+RunSession = Callable[[list[str], Mapping[str, Any]], list[Any]]
+
+
+def bare_run(session: Any) -> RunSession:
+    """A session's run without its Python wrapper, which checks again what we have checked: 20 us a block."""
+    inner = getattr(session, "_sess", None)
+    if inner is None or not hasattr(inner, "run"):
+        return lambda outputs, feed: list(session.run(outputs, feed))
+    run = inner.run
+    return lambda outputs, feed: run(outputs, feed, None)
+
+
+class Sessions:
+    """The sessions of one bundle, opened when first needed and shared by every cascade made from it."""
+
+    def __init__(self, bundle: Bundle, *, threads: int, providers: list[Any]) -> None:
+        self._bundle = bundle
+        self._threads = threads
+        self._providers = providers
+        self._open: dict[str, RunSession] | None = {}
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self.cpu = [p[0] if isinstance(p, tuple) else p for p in providers] == _PROVIDERS["cpu"]
+
+    @property
+    def fingerprint(self) -> str:
+        """What decides an answer's last bits beside the graphs: library, providers and threads."""
+        return f"onnxruntime {onnxruntime().__version__}, {self._providers}, {self._threads} threads"
+
+    def get(self, file: str) -> RunSession:
+        """Runs one of the bundle's graphs: (output names, inputs by name) -> outputs.
+
+        Raises CascadeClosed after close(), or in a forked child, whose copies of the threads don't run.
+        """
+        if self._process != os.getpid():
+            raise CascadeClosed(
+                f"this cascade was loaded in process {self._process} and a forked process can't use its threads: "
+                "call Cascade.load in the process that predicts."
+            )
+        opened = self._open
+        if opened is None:
+            raise CascadeClosed("this cascade is closed: load it again.")
+        session = opened.get(file)
+        if session is None:
+            with self._lock:
+                session = opened.get(file)
+                if session is None:
+                    nested = self._bundle.manifest.cascade
+                    path, alone = self._bundle.file(file), nested is not None and nested.file == file
+                    session = opened[file] = bare_run(
+                        open_session(path, threads=self._threads, providers=self._providers, alone=alone)
+                    )
+                    if alone:  # outer graphs let go by themselves of what they have packed
+                        release_mapped(self._bundle.path)
+        return session
+
+    def close(self) -> None:
+        """Let go of the sessions. Runs that are under way keep theirs until they finish."""
+        self._open = None

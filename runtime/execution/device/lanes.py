@@ -1,0 +1,162 @@
+"""A device with a bundle's graphs on it, and the lanes that batches go through."""
+
+import importlib.util
+import os
+import queue
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from offramp.kernels.compact import Report
+from offramp.runtime.bundle import Bundle
+from offramp.runtime.errors import CascadeClosed, InputError, RuntimeUnavailable
+from offramp.runtime.execution.device.graphs import Graphs, TorchGraphs
+from torch import Tensor
+
+IN_FLIGHT = 2
+"""Batches on a device at once: while the host hears how many rows of one go on, the device works on the other."""
+
+
+class Lane:
+    """What one batch in flight has for itself: a stream, reports, and pinned memory that its inputs pass through."""
+
+    def __init__(self, number: int, graphs: Graphs) -> None:
+        self.number = number
+        self.stream = graphs.stream(number)
+        self.device = graphs.device
+        self._reports: dict[int, Report] = {}
+        self._kept: dict[tuple[str, tuple[int, ...], torch.dtype], tuple[Tensor, Tensor]] = {}
+        self._flags: Tensor | None = None
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Everything inside is queued on this lane's stream."""
+        if self.stream is None:
+            yield
+        else:
+            with torch.cuda.stream(self.stream):
+                yield
+
+    def report(self, rows: int) -> Report:
+        if rows not in self._reports:
+            self._reports[rows] = Report(rows, self.device)
+        return self._reports[rows]
+
+    def upload(self, name: str, values: Any, rows: int, axis: int) -> Tensor:
+        """An array on the device, its last row repeated up to `rows`, in memory that is this lane's for that shape."""
+        host = torch.from_numpy(values)
+        shape = (*host.shape[:axis], rows, *host.shape[axis + 1 :])
+        key = (name, shape, host.dtype)
+        if key not in self._kept:
+            pinned = torch.empty(shape, dtype=host.dtype, pin_memory=self.stream is not None)
+            # On CPU the tensor that is computed on is the staging itself.
+            there = pinned if self.stream is None else torch.empty(shape, dtype=host.dtype, device=self.device)
+            self._kept[key] = pinned, there
+        pinned, there = self._kept[key]
+        held = host.shape[axis]
+        pinned.narrow(axis, 0, held).copy_(host)
+        if held < rows:
+            pinned.narrow(axis, held, rows - held).copy_(host.narrow(axis, held - 1, 1))
+        if there is not pinned:
+            there.copy_(pinned, non_blocking=True)
+        return there
+
+    def live(self, rows: int, bucket: int) -> Tensor | None:
+        """Flags of the rows of a bucket that are real; None if all are."""
+        if rows == bucket:
+            return None
+        if self._flags is None or len(self._flags) < 2 * bucket:
+            self._flags = torch.cat([torch.ones(2 * bucket), torch.zeros(2 * bucket)]).bool().to(self.device)
+        middle = len(self._flags) // 2
+        return self._flags[middle - rows : middle - rows + bucket]
+
+
+class Device:
+    """Graphs and lanes of one bundle on one device, shared by every cascade made from it."""
+
+    def __init__(self, graphs: Graphs) -> None:
+        self.graphs = graphs
+        self._process = os.getpid()
+        self._closed = False
+        self._constants: dict[bytes, Tensor] = {}
+        self._free: queue.Queue[Lane] = queue.Queue()
+        for number in range(IN_FLIGHT):
+            self._free.put(Lane(number, graphs))
+
+    def constant(self, values: NDArray[np.float32], place: torch.device) -> Tensor:
+        """Numbers that stay the same, copied to the device once."""
+        key = values.tobytes()
+        if key not in self._constants:
+            self._constants[key] = torch.from_numpy(values.copy()).to(place)
+        return self._constants[key]
+
+    @property
+    def fingerprint(self) -> str:
+        return self.graphs.fingerprint
+
+    @contextmanager
+    def lanes(self, wanted: int) -> Iterator[list[Lane]]:
+        """One lane, waited for if need be, and another if it is wanted and free just now."""
+        if self._process != os.getpid():
+            raise CascadeClosed(
+                f"this cascade was loaded in process {self._process} and a forked process can't use its device: "
+                "call Cascade.load in the process that predicts."
+            )
+        if self._closed:
+            raise CascadeClosed("this cascade is closed: load it again.")
+        taken = [self._free.get()]
+        try:
+            while len(taken) < min(wanted, IN_FLIGHT):
+                try:
+                    taken.append(self._free.get_nowait())
+                except queue.Empty:
+                    break
+            yield taken
+        finally:
+            for lane in taken:
+                self._free.put(lane)
+
+    def close(self) -> None:
+        self._closed = True
+        self.graphs.close()
+
+
+def open_device(bundle: Bundle, device: str, providers: Sequence[Any] | None) -> Device:
+    """The best there is for a device.
+
+    device: "cuda" or "cuda:N": ONNX Runtime's TensorRT (only if `providers` asks for it) or CUDA provider, else torch.
+    "torch:cpu", "torch:cuda" or "torch:cuda:N": torch in any case.
+    Raises RuntimeUnavailable with what is missing.
+    """
+    asked = device.removeprefix("torch:")
+    try:
+        place = torch.device(asked)
+    except RuntimeError as error:
+        raise InputError(f"device is {device!r}, expected cpu, cuda, cuda:N, torch:cpu or torch:cuda.") from error
+    if place.type not in ("cpu", "cuda"):
+        raise InputError(f"device is {device!r}, expected cpu, cuda, cuda:N, torch:cpu or torch:cuda.")
+    available = _onnxruntime_providers()
+    if place.type == "cuda" and not torch.cuda.is_available():
+        built = "is built for CPU only" if "+cpu" in torch.__version__ else "sees no GPU"
+        raise RuntimeUnavailable(
+            f"device is {device!r}, but no CUDA GPU can be used here: torch {torch.__version__} {built}, "
+            f"and ONNX Runtime has {available or 'no providers'}. Use device='cpu'."
+        )
+    if asked == "cuda":
+        place = torch.device("cuda", torch.cuda.current_device())
+    if not device.startswith("torch:") and (providers is not None or "CUDAExecutionProvider" in available):
+        from offramp.runtime.execution.device.ort_graphs import OrtGraphs
+
+        return Device(OrtGraphs(bundle, place, providers or ["CUDAExecutionProvider", "CPUExecutionProvider"]))
+    return Device(TorchGraphs(bundle, place))
+
+
+def _onnxruntime_providers() -> list[str]:
+    if importlib.util.find_spec("onnxruntime") is None:
+        return []
+    import onnxruntime
+
+    return list(onnxruntime.get_available_providers())

@@ -1,0 +1,1 @@
+"""The audit job: does a model's routing say more about its errors than its confidence does?"""

@@ -1,0 +1,199 @@
+"""The numbers of a calibration report: tables of flat lines, all measured on test rows, JSON-able."""
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from offramp.runtime import metrics, scores
+from offramp.runtime.arrays import Array, Ints
+from offramp.runtime.calibration import Calibrator, get
+from offramp.runtime.jobs.calibrating.expected import expected, number
+from offramp.runtime.jobs.calibrating.labelled_rows import Evidence, outcome_of
+from offramp.runtime.points import OperatingPoint
+
+if TYPE_CHECKING:
+    from offramp.runtime.jobs.calibrating.calibrate import Calibrated
+
+Line = dict[str, Any]
+
+REPORT, METRICS = "report.html", "metrics.json"
+# Tables by class read whole probability vectors: of this many values at most.
+CLASSWISE_VALUES = 1 << 22
+# A class is called over- or under-confident from this many rows on.
+LEAST_OF_A_CLASS = 5
+MOST_CLASSES = 5
+
+
+def metrics_of(result: "Calibrated", groups: tuple[str, NDArray[Any]] | None = None) -> dict[str, Any]:
+    """Everything the report shows. groups: a name and one value a test row, for the table by subgroup."""
+    test, points = result.test, result.calibration.points
+    right = test.correct
+    best = metrics.oracle(right, test.flops)
+    whole = float(test.flops[-1].mean()) or 1.0
+    return {
+        "schema": "offramp-metrics/1",
+        "version": result.calibration.version,
+        "operating_points": result.points,
+        "oracle": {"accuracy": number(best.accuracy), "flops_fraction": number(best.cost / whole)},
+        "frontier": [
+            {"flops_fraction": p.cost, "drop": p.drop, "rows": len(result.chooser.propose)}
+            for p in result.chooser.frontier()
+        ],
+        "promises": result.promises,
+        "exits": exits_alone(test, result.times),
+        "exits_at_points": [line for name, point in points.items() for line in exits_at(name, point, test)],
+        "tried": result.tried,
+        "compared": result.compared,
+        "refused": result.refused,
+        "unmet": result.unmet,
+        "notes": result.notes,
+        "shifts": result.shifts,
+        "shift_promises": result.shift_promises,
+        "subgroups": [] if groups is None else subgroups(groups[0], groups[1], points, test),
+        "provenance": dict(result.provenance),
+    }
+
+
+def exits_alone(test: Evidence, times: tuple[float, ...] | None = None) -> list[Line]:
+    """Each exit on all test rows, uncalibrated, whether or not a row would come that far."""
+    eefp = metrics.eefp(test.score, test.correct) if len(test) else np.full(test.exits, np.nan)
+    table = []
+    for j in range(test.exits):
+        wrong = ~test.correct[j]
+        table.append(
+            {
+                "exit": j,
+                "rows": len(test),
+                "accuracy": number(test.correct[j].mean()) if len(test) else None,
+                "flops": number(test.flops[j].mean()) if len(test) else None,
+                "ms": None if times is None else times[j],
+                "eefp": number(eefp[j]),
+                "auroc_f": number(metrics.auroc_f(test.score[j], wrong)),
+                "aurc": number(metrics.aurc(test.score[j], wrong)),
+                "augrc": number(metrics.augrc(test.score[j], wrong)),
+                "ece": number(metrics.ece(scores.sigmoid(test.score[j]), test.correct[j])),
+            }
+        )
+    return table
+
+
+def exits_at(name: str, point: OperatingPoint, test: Evidence) -> list[Line]:
+    """An operating point's exits, on the test rows that reach each; confidence before and after calibration."""
+    outcome = outcome_of(test, point)
+    table = []
+    for j in point.exits:
+        reach, leave = np.flatnonzero(outcome.exit >= j), outcome.exit == j
+        calibrator: Calibrator = point.calibrators[j] if point.calibrators else get("identity")
+        line: Line = {
+            "point": name,
+            "exit": j,
+            "share": number(leave.mean()) if len(test) else None,
+            "reached_by": len(reach),
+            "accuracy": number((outcome.label == test.truth)[leave].mean()) if leave.any() else None,
+            "confidence": number(outcome.confidence[leave].mean()) if leave.any() else None,
+            "calibrator": calibrator.name,
+        }
+        if len(reach):
+            line |= _calibration_of(calibrator, j, test, reach)
+        table.append(line)
+    return table
+
+
+def _calibration_of(calibrator: Calibrator, j: int, test: Evidence, reach: Ints) -> Line:
+    rows = reach
+    most = max(500, CLASSWISE_VALUES // test.classes)
+    if len(rows) > most:
+        rows = rows[np.unique(np.linspace(0, len(rows) - 1, most).astype(np.int64))]
+    z, y, aux = test.logits[j][rows], test.truth[rows], test.aux(j, rows)
+    raw, label = test.score[j, rows], test.label[j, rows]
+    right = label == y
+    line: Line = {"judged_on": len(rows)}
+    odds = calibrator.score({**aux, "logits": z, "score": raw, "label": label})
+    for suffix, log_odds, one in (("", odds, calibrator), ("_before", raw, get("identity"))):
+        if suffix and calibrator.name == "identity":
+            line |= {f"{key}_before": line[key] for key in _BEFORE}
+            continue
+        confidence = scores.sigmoid(log_odds)
+        p = one.apply(z, aux)
+        found: Line = {
+            "ece": metrics.ece(confidence, right),
+            "n_confce_corr": len(rows) * metrics.confce_corr(confidence, right),
+            "n_lince_cw": len(rows) * metrics.lince_classwise(p, y),
+            "mcs": metrics.mcs(confidence, right),
+        }
+        if not suffix:
+            found |= {
+                "ws_mcs": metrics.ws_mcs(p, y),
+                "auroc_f": metrics.auroc_f(log_odds, ~right),
+                "aurc": metrics.aurc(log_odds, ~right),
+                "augrc": metrics.augrc(log_odds, ~right),
+            }
+        line |= {f"{key}{suffix}": number(value) for key, value in found.items()}
+        if not suffix:
+            line |= _by_class(p, y, label)
+    return line
+
+
+_BEFORE = ("ece", "n_confce_corr", "n_lince_cw", "mcs")
+
+
+def _by_class(p: Array, y: Ints, label: Ints) -> Line:
+    """The classes whose answers are most over- and under-confident: (class, MCS, rows), by predicted class."""
+    gap = metrics.cw_mcs(p, y, by="predicted")
+    count = np.bincount(label, minlength=p.shape[1])
+    known = np.flatnonzero(~np.isnan(gap) & (count >= LEAST_OF_A_CLASS))
+    order = known[np.argsort(-gap[known], kind="stable")]
+
+    def named(classes: Ints) -> list[list[float]]:
+        return [[int(k), round(float(gap[k]), 4), int(count[k])] for k in classes]
+
+    return {
+        "over_confident": named(order[gap[order] > 0][:MOST_CLASSES]),
+        "under_confident": named(order[::-1][gap[order[::-1]] < 0][:MOST_CLASSES]),
+        "over_confident_share": float((gap[known] > 0).mean()) if len(known) else None,
+    }
+
+
+def subgroups(name: str, groups: NDArray[Any], points: dict[str, OperatingPoint] | Any, test: Evidence) -> list[Line]:
+    """Each point's figures on each group of test rows; rows of one value are a group."""
+    table = []
+    for value in np.unique(groups).tolist():
+        rows = np.flatnonzero(groups == value)
+        part = test.take(rows)
+        for point_name, point in points.items():
+            outcome = outcome_of(part, point)
+            right = outcome.label == part.truth
+            figures = expected(part, point, outcome)
+            interval = figures["intervals"]
+            table.append(
+                {
+                    "subgroup": name,
+                    "value": str(value),
+                    "point": point_name,
+                    "rows": len(rows),
+                    **{key: figures[key] for key in ("accuracy", "drop", "risk", "coverage", "flops_fraction")},
+                    "accuracy_low": None if interval["accuracy"] is None else interval["accuracy"][0],
+                    "accuracy_high": None if interval["accuracy"] is None else interval["accuracy"][1],
+                    "confidence_minus_accuracy": number((outcome.confidence - right).mean()),
+                }
+            )
+    return table
+
+
+def to_json(found: Any) -> bytes:
+    """JSON without NaN or infinity (they become null), readable."""
+    return (json.dumps(_finite(found), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

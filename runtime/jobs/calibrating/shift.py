@@ -1,0 +1,119 @@
+"""The same operating points on other data: how far does each promise hold where the world has moved?
+
+Rows labelled −1 are out of scope: no label is right, so an answer there is an error. Failure detection on
+them follows the new-class protocol of FD-Shifts: out-of-scope rows count as failures and misclassified
+in-scope ones are left out.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from offramp.runtime import metrics
+from offramp.runtime.arrays import Bools
+from offramp.runtime.jobs.calibrating.expected import mean_interval, number, wilson
+from offramp.runtime.jobs.calibrating.labelled_rows import Evidence, outcome_of
+from offramp.runtime.points import OperatingPoint
+
+
+def shifted(
+    name: str, points: Mapping[str, OperatingPoint], test: Evidence, moved: Evidence
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """One line a point, and one line a promise of it.
+
+    test: the labelled rows that the points were reported on. moved: the other data, −1 where out of scope.
+    """
+    lines, promises = [], []
+    for point_name, point in points.items():
+        line = _line(point, test, moved)
+        lines.append({"shift": name, "point": point_name, **line})
+        promises += [{"shift": name, "point": point_name, **promise} for promise in held(point, line)]
+    return lines, promises
+
+
+def _line(point: OperatingPoint, test: Evidence, moved: Evidence) -> dict[str, Any]:
+    at_home, away = outcome_of(test, point), outcome_of(moved, point)
+    n = len(moved)
+    outside = moved.truth < 0
+    right = (away.label == moved.truth) & ~outside
+    kept = ~away.abstain
+    inside = ~outside
+    whole = float(moved.flops[-1].mean()) if n else float("nan")
+    abstained, at_home_abstained = float(away.abstain.mean()) if n else None, float(at_home.abstain.mean())
+    # Data with nothing in scope is mixed with the test rows: a score must tell the two apart.
+    alone = bool(inside.any())
+    score = away.log_odds if alone else np.concatenate([at_home.log_odds, away.log_odds])
+    label = away.label if alone else np.concatenate([at_home.label, away.label])
+    truth = moved.truth if alone else np.concatenate([test.truth, moved.truth])
+    answered = int(kept.sum()) + int((~at_home.abstain).sum())
+    errors = int((~right)[kept].sum()) + int(((at_home.label != test.truth) & ~at_home.abstain).sum())
+    fails = metrics.failures(np.maximum(label, 0), truth)
+    return {
+        "rows": n,
+        "out_of_scope": int(outside.sum()),
+        "accuracy": number(right[inside].mean()) if inside.any() else None,
+        **_drop(moved, right, inside),
+        "flops_fraction": number(away.flops.mean() / whole) if n and whole else None,
+        "coverage": number(kept.mean()) if n else None,
+        "risk": number((~right)[kept].mean()) if kept.any() else None,
+        "answered": int(kept.sum()),
+        "errors_answered": int((~right)[kept].sum()),
+        "risk_mixed_with_test": errors / answered if answered else None,
+        "abstained": abstained,
+        "abstained_on_test": at_home_abstained,
+        "abstention_ratio": abstained / at_home_abstained if abstained is not None and at_home_abstained else None,
+        "protocol": "new-class" if outside.any() else "same classes",
+        "auroc_f": number(metrics.auroc_f(score[fails.kept], fails.error)),
+        "aurc": number(metrics.aurc(score[fails.kept], fails.error)),
+        "confidence": number(away.confidence.mean()) if n else None,
+        **{f"exit_{j}_share": float((away.exit == j).mean()) if n else None for j in range(moved.exits)},
+    }
+
+
+def _drop(moved: Evidence, right: Bools, inside: Bools) -> dict[str, Any]:
+    drop = (moved.correct[-1].astype(np.float64) - right)[inside]
+    low, high = mean_interval(drop) or (None, None)
+    return {"drop": number(drop.mean()) if len(drop) else None, "drop_low": low, "drop_high": high}
+
+
+def held(point: OperatingPoint, line: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each promise of a point against what was seen: {"promise", "target", "seen", "excess", "low", "high",
+    "held"}.
+
+    held: False where even the near end of the 95% interval is beyond the target, True where the value is
+    within it, None where only chance may have carried it over, or nothing was seen.
+    """
+    target = point.provenance.get("target") or {}
+    promises: list[tuple[str, float, float | None, tuple[float, float] | None]] = []
+    abstention = point.provenance.get("abstention") or {}
+    if "risk" in abstention:
+        interval = _pair(line, "risk") or wilson(line.get("errors_answered", 0), line.get("answered", 0))
+        promises.append(("risk among the answered", float(abstention["risk"]), line.get("risk"), interval))
+    if "drop" in target or "epsilon" in target:
+        asked = float(target["drop"] if "drop" in target else target["epsilon"])
+        promises.append(("accuracy drop", asked, line.get("drop"), _pair(line, "drop")))
+    if "share" in target:
+        promises.append(("FLOPs", float(target["share"]), line.get("flops_fraction"), _pair(line, "flops_fraction")))
+    found = []
+    for name, asked, seen, interval in promises:
+        near, far = interval or (seen, seen)
+        ok: bool | None = None
+        if seen is not None and near is not None:
+            ok = True if seen <= asked + 1e-12 else False if near > asked else None
+        found.append(
+            {
+                "promise": name,
+                "target": asked,
+                "seen": seen,
+                "excess": None if seen is None else max(0.0, seen - asked),
+                "low": near,
+                "high": far,
+                "held": ok,
+            }
+        )
+    return found
+
+
+def _pair(line: Mapping[str, Any], figure: str) -> tuple[float, float] | None:
+    low, high = line.get(f"{figure}_low"), line.get(f"{figure}_high")
+    return None if low is None or high is None else (low, high)

@@ -1,0 +1,1 @@
+"""Where the jobs' rows come from: files of arrays, texts and pictures."""

@@ -1,0 +1,123 @@
+"""Data files of raw rows: .txt, .csv, .jsonl, and folders of pictures."""
+
+import csv
+import hashlib
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from offramp.runtime.errors import InputError
+from offramp.runtime.files import sha256_of_file
+from offramp.runtime.jobs.data.tables import LABELS, Block, reading, stamp_of
+
+PICTURES = (".png", ".jpg", ".jpeg")
+
+
+class Lines:
+    """Rows that are read one after another: records of a .txt (column "text"), .csv or .jsonl file.
+
+    The file is read once to count and check its rows, and again as they are used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.names: list[str] = []
+        with reading(path):
+            self._count = sum(1 for _ in self._records())
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        with self.path.open(encoding="utf-8-sig", newline="" if self.path.suffix == ".csv" else None) as stream:
+            if self.path.suffix == ".txt":
+                self.names = ["text"]
+                for line in stream:
+                    yield {"text": line.removesuffix("\n")}
+            elif self.path.suffix == ".csv":
+                yield from self._csv(stream)
+            else:
+                yield from self._json(stream)
+
+    def _csv(self, stream: Any) -> Iterator[dict[str, Any]]:
+        try:
+            table = csv.reader(stream, strict=True)
+            self.names = next(table, [])
+            if len(set(self.names)) != len(self.names):
+                raise InputError(f"{self.path}: the first line names a column twice: {self.names}.")
+            for fields in table:
+                if not fields:
+                    continue
+                if len(fields) != len(self.names):
+                    raise InputError(
+                        f"{self.path}: line {table.line_num} has {len(fields)} fields, the first one {len(self.names)}."
+                    )
+                yield dict(zip(self.names, fields, strict=True))
+        except csv.Error as error:
+            raise InputError(f"{self.path}: line {table.line_num} is not CSV ({error}).") from error
+
+    def _json(self, stream: Any) -> Iterator[dict[str, Any]]:
+        for number, line in enumerate(stream, 1):
+            if not line.strip():
+                continue
+            try:
+                record = msgspec.json.decode(line, type=dict[str, Any])
+            except (msgspec.MsgspecError, UnicodeEncodeError) as error:
+                raise InputError(f"{self.path}: line {number} is not a JSON object ({error}).") from error
+            self.names += [name for name in record if name not in self.names]
+            yield record
+
+    def rows(self, name: str, axis: int = 0) -> int:
+        return self._count
+
+    def blocks(self, axes: Mapping[str, int], start: int, step: int) -> Iterator[Block]:
+        with reading(self.path):
+            records = islice(self._records(), start, None)
+            while block := list(islice(records, step)):
+                yield {name: [record.get(name) for record in block] for name in axes}
+
+    def digest(self) -> str:
+        with reading(self.path):
+            return sha256_of_file(self.path)
+
+    def stamp(self) -> object:
+        return stamp_of(self.path)
+
+
+class Pictures:
+    """A folder of PNG and JPEG files: columns "path" and, if they lie in a folder a class, "labels"."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.names = ["path"]
+        found = [f for f in path.rglob("*") if f.suffix.lower() in PICTURES and f.is_file() and f.name[0] != "."]
+        self._files = sorted(found, key=lambda f: f.relative_to(path).parts)
+        depths = {len(f.relative_to(path).parts) for f in found}
+        if depths - {1, 2} or len(depths) > 1:
+            raise InputError(f"{path}: expected pictures, or one folder of pictures a class, not both or deeper ones.")
+        if depths == {2}:
+            self.names = ["path", LABELS[0]]
+
+    def rows(self, name: str, axis: int = 0) -> int:
+        return len(self._files)
+
+    def blocks(self, axes: Mapping[str, int], start: int, step: int) -> Iterator[Block]:
+        for at in range(start, len(self._files), step):
+            files = self._files[at : at + step]
+            columns = {"path": files, LABELS[0]: [f.parent.name for f in files]}
+            yield {name: columns[name] for name in axes}
+
+    def digest(self) -> str:
+        return digest_of(self.path, self._files)
+
+    def stamp(self) -> object:
+        return [stamp_of(f) for f in self._files]
+
+
+def digest_of(root: Path, files: list[Path]) -> str:
+    """SHA-256 over the names and contents of many files."""
+    whole = hashlib.sha256()
+    for file in files:
+        with reading(file):
+            name = file.relative_to(root) if file.is_relative_to(root) else file
+            whole.update(f"{name.as_posix()}\0{sha256_of_file(file)}\n".encode())
+    return whole.hexdigest()

@@ -1,0 +1,577 @@
+"""The calibration job: what it promises holds on new rows, what it can't it says, and nothing half-done is left."""
+
+import importlib
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from made_records import made_up
+from offramp.runtime import Cascade, InputError, OperatingPoint, sample
+from offramp.runtime.cli import main
+from offramp.runtime.jobs.calibrating.calibrate import CalibrationRefused, calibrate
+from offramp.runtime.jobs.calibrating.choose_points import choose_points
+from offramp.runtime.jobs.calibrating.expected import expected
+from offramp.runtime.jobs.calibrating.history import read_version
+from offramp.runtime.jobs.calibrating.labelled_rows import check_labels, evidence_of
+from offramp.runtime.jobs.calibrating.source import own_logits
+from offramp.runtime.jobs.calibrating.splits import split_rows
+from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs
+from offramp.runtime.jobs.recording.record import record
+from offramp.runtime.points import full
+from offramp.runtime.records import SCHEMA, Index, RecordsWriter
+from offramp.runtime.simulate import simulate
+
+
+@pytest.fixture(scope="module")
+def sample_bundle(tmp_path_factory):
+    return shutil.copytree(sample.BUNDLE, tmp_path_factory.mktemp("sample") / "bundle")
+
+
+@pytest.fixture
+def bundle(sample_bundle, tmp_path):
+    return shutil.copytree(sample_bundle, tmp_path / "bundle")
+
+
+@pytest.fixture(scope="module")
+def digits(sample_bundle, tmp_path_factory):
+    """Records of the bundled digits."""
+    folder = tmp_path_factory.mktemp("digits")
+    x, y = sample.heldout()
+    np.savez(folder / "d.npz", x=x, labels=y)
+    with Cascade.load(sample_bundle) as cascade:
+        return record(cascade, folder / "d.npz", folder / "r")
+
+
+def points_of(records, **options):
+    evidence = evidence_of(records)
+    points, _, unmet, _ = choose_points(evidence, split_rows(evidence.truth, 0), **options)
+    return points, unmet
+
+
+def test_parts_are_disjoint_complete_stratified_and_seeded():
+    y = np.append(np.random.default_rng(0).integers(0, 7, 1000), [-1] * 50)
+    one, again, other = split_rows(y, 3), split_rows(y, 3), split_rows(y, 4)
+    parts = [one.fit, one.select, one.certify, one.test]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(1000)), "unlabelled rows are in no part"
+    assert [len(p) for p in parts] == [300, 150, 275, 275]
+    for part, share in zip(parts, (0.3, 0.15, 0.275, 0.275), strict=True):
+        for k in range(7):
+            assert abs((y[part] == k).sum() - share * (y == k).sum()) <= 1.5
+    assert (one.certify == again.certify).all()
+    assert not np.array_equal(one.certify, other.certify)
+
+
+def test_points_keep_their_targets_on_new_rows():
+    targets = [Budget(0.5, "half"), MaxDrop(0.02), Guarantee(0.03, 0.05), MaxMs(2.0)]
+    points, unmet = points_of(made_up(), targets=targets, abstain=[AbstainRisk(0.1)], times=[1, 2, 3, 4])
+    assert not unmet
+    assert list(points) == ["full", "half", "max-drop-2%", "guarantee-3%", "max-ms-2"]
+    fresh = evidence_of(made_up(rows=20_000, seed=1))
+    seen = {name: expected(fresh, point) for name, point in points.items()}
+    assert seen["half"]["flops_fraction"] <= 0.52
+    assert seen["max-ms-2"]["flops_fraction"] * 4 <= 2.05
+    assert seen["max-drop-2%"]["drop"] <= 0.02
+    assert seen["guarantee-3%"]["drop"] <= 0.03
+    for name in ("max-drop-2%", "guarantee-3%"):
+        assert seen[name]["flops_fraction"] < 0.9
+    for name, figures in seen.items():
+        assert figures["risk"] <= 0.1
+        low, high = points[name].expected["intervals"]["accuracy"]
+        assert low - 0.01 <= figures["accuracy"] <= high + 0.01
+
+
+def test_what_cannot_be_kept_says_so_and_names_the_closest():
+    targets = [Budget(0.1, "tiny"), Guarantee(0.0005, 0.05), MaxMs(0.5)]
+    points, unmet = points_of(made_up(rows=400), targets=targets, abstain=[AbstainRisk(0.001)], times=[1, 2, 3, 4])
+    said = "\n".join(unmet)
+    assert "the first exit alone costs 25%, which is the closest" in said
+    assert "the smallest these rows could promise is" in said
+    assert "the quickest rule takes 1 ms" in said
+    assert "0.1%" in said
+    for name, point in points.items():
+        assert point.abstain_below == math.inf
+        assert point.provenance["abstention"]["feasible"] is False
+        assert point.expected["coverage"] == 0
+        assert point.expected["risk"] is None
+        assert point.provenance.get("met") is (None if name == "full" else False)
+    assert points["guarantee-0.05%"].thresholds == full(4).thresholds
+    few, unmet = points_of(made_up(rows=100), targets=[MaxDrop(0.001)], abstain=[])
+    assert few["max-drop-0.1%"].thresholds == full(4).thresholds, "from 45 rows no such drop can be seen"
+    assert "can be had only from the full model: from 45 rows the smallest drop that saves anything is" in unmet[0]
+
+
+def test_a_further_risk_adds_points_and_none_never_abstains():
+    points, _ = points_of(made_up(), targets=[Budget(0.5, "half")], abstain=[AbstainRisk(0.1), AbstainRisk(0.05)])
+    assert set(points) == {"full", "half", "full-risk-5%", "half-risk-5%"}
+    assert points["half-risk-5%"].thresholds == points["half"].thresholds
+    assert points["half-risk-5%"].abstain_below >= points["half"].abstain_below
+    plain, _ = points_of(made_up(), abstain=[])
+    assert all(point.abstain_below == -math.inf for point in plain.values())
+
+
+def test_guaranteed_points_certify_abstention_at_their_share_of_delta():
+    points, _ = points_of(made_up(), targets=[Guarantee(0.03)], abstain=[AbstainRisk(0.1, 0.05)])
+    chosen = points["guarantee-3%"].provenance
+    assert chosen["abstention"]["level"] == pytest.approx(0.05 / chosen["candidates"])
+    assert points["full"].provenance["abstention"]["level"] == 0.05
+
+
+def test_calibrators_are_fitted_where_they_help_and_are_served_as_simulated(bundle, tmp_path):
+    # Over-confident on purpose: three times too sharp.
+    result = calibrate(None, made_up(sharp=3.0), targets=[Budget(0.6, "b")], out=tmp_path / "o", report=False)
+    point = result.calibration.points["full"]
+    assert point.calibrators[-1].name != "identity"
+    tried = [line for line in result.tried if line["point"] == "full"]
+    assert sum(line["chosen"] for line in tried) == 1
+    best = next(line for line in tried if line["chosen"])
+    plain = next(line for line in tried if line["calibrator"] == "identity")
+    assert best["confce_corr"] < plain["confce_corr"] / 3
+    assert best["lince_upper"] <= 0.1
+    x, _ = sample.heldout()
+    with Cascade.load(bundle) as cascade:
+        records = cascade.record({"x": x})
+        fitted = tuple(type(point.calibrators[-1])().fit(records.logits[j], records.label[-1]) for j in range(3))
+        served = OperatingPoint((4.0, 3.0, -math.inf), abstain_below=2.0, calibrators=fitted)
+        answer, outcome = cascade.at(served).predict({"x": x}), simulate(records, served)
+        sure = (np.abs(records.score - np.array([[4.0], [3.0], [2.0]])) > 1e-3).all(axis=0)
+        assert (answer.exit == outcome.exit)[sure].all()
+        np.testing.assert_allclose(answer.confidence[sure], outcome.confidence[sure], atol=1e-5)
+        assert (answer.abstain == outcome.abstain)[sure].mean() > 0.99
+
+
+def test_rows_with_no_label_decide_nothing_and_are_reported(tmp_path):
+    records = made_up(rows=2000)
+    labels = records.labels.copy()
+    labels[:300] = -1
+    result = calibrate(None, replace(records, labels=labels), out=tmp_path / "o", report=False)
+    assert result.provenance["labelled"] == 1700
+    assert any("300 of 2000 rows are labelled −1" in note for note in result.notes)
+    assert {line["rows"] for line in result.shifts if line["shift"] == "unlabelled"} == {300}
+    used = np.concatenate([result.evidence.rows[part] for part in (result.split.fit, result.split.certify)])
+    assert used.min() >= 300
+
+
+# ---------------------------------------------------------------- data that can't be calibrated on
+
+
+@pytest.mark.parametrize(
+    ("records", "options", "message"),
+    [
+        (made_up(labels=False), {}, "no labels"),
+        (made_up(rows=49), {}, "49 labelled rows, expected at least 50"),
+        (made_up(rows=300), {"targets": [Budget(0.5, "full")]}, "'full' is taken"),
+        (made_up(rows=300), {"targets": [Budget(0.5), Budget(0.5)]}, "given twice"),
+        (
+            made_up(rows=300),
+            {
+                "targets": [Budget(0.4, "a"), Budget(0.4, "a-risk-2%")],
+                "abstain": [AbstainRisk(0.05), AbstainRisk(0.02)],
+            },
+            "'a-risk-2%' is also that of a point which a further abstain risk adds",
+        ),
+        (
+            made_up(rows=300),
+            {"targets": [Budget(0.4, "full-risk-2%")], "abstain": [AbstainRisk(0.05), AbstainRisk(0.02)]},
+            "'full-risk-2%' is also",
+        ),
+        (made_up(rows=300), {"abstain": [AbstainRisk(0.05)] * 2}, "the risk 5% is given twice"),
+        (made_up(rows=300), {"seed": -1}, "seed: expected a whole number of at least 0, got -1"),
+        (made_up(rows=300), {"targets": [MaxMs(1.0)]}, "needs the milliseconds"),
+        (made_up(rows=300), {"times": [3, 2, 1, 4]}, "never falling"),
+        (made_up(rows=300), {"calibrators": ["warp"]}, "expected one of"),
+        (made_up(rows=300), {"calibrators": ["ar_condcal"]}, "the audit says yes"),
+        (made_up(rows=300), {"shifts": {"s": made_up(rows=50, exits=3)}}, "shift 's': 3 exits"),
+        (made_up(rows=300), {"subgroup": ("g", [1, 2])}, "one value a row, 300 of them"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused(tmp_path, records, options, message):
+    with pytest.raises(InputError, match=message):
+        calibrate(None, records, out=tmp_path / "o", **options)
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("wrong", [lambda: Budget(1.5), lambda: AbstainRisk(2.0), lambda: Guarantee(0.0)])
+def test_targets_out_of_range_are_refused(wrong):
+    with pytest.raises(InputError, match="expected a number in"):
+        wrong()
+
+
+def test_labels_that_count_classes_in_another_order_are_refused(tmp_path):
+    records = made_up(rows=1000, classes=10)
+    moved = replace(records, labels=(records.labels + 3) % 10)
+    with pytest.raises(InputError, match=r"once classes are renamed .* another order than the model's columns"):
+        calibrate(None, moved, out=tmp_path / "o")
+    noise = replace(records, labels=np.random.default_rng(7).integers(0, 10, 1000))
+    assert any("are the labels those of these rows" in note for note in check_labels(evidence_of(noise)))
+
+
+def test_own_logits_are_checked_by_name(tmp_path):
+    z, y = np.zeros((60, 3), np.float32), np.zeros(60, int)
+    np.save(tmp_path / "a.npy", z)
+    np.save(tmp_path / "b.npy", np.zeros((60, 4), np.float32))
+    with pytest.raises(InputError, match=r"b\.npy: has the shape \(60, 4\), the first exit's is \(60, 3\)"):
+        own_logits([tmp_path / "a.npy", tmp_path / "b.npy"], y)
+    with pytest.raises(InputError, match="labels: expected 60 rows"):
+        own_logits([z], y[:50])
+    with pytest.raises(InputError, match="cumulative cost"):
+        own_logits([z, z], y, [2, 1])
+    with pytest.raises(InputError, match=r"nothing\.npy: can't be read"):
+        own_logits([tmp_path / "nothing.npy"], y)
+    with pytest.raises(InputError, match="not so in row 3"):
+        calibrate(None, own_logits([z], np.where(np.arange(60) == 3, 3, 0)), out=tmp_path / "o")
+
+
+@pytest.mark.parametrize("kind", ["one class", "all right", "fifty rows", "one exit", "all wrong"])
+def test_degenerate_data_gets_an_honest_answer(tmp_path, kind):
+    records = made_up(rows=50 if kind == "fifty rows" else 600, exits=1 if kind == "one exit" else 4)
+    if kind == "one class":
+        keep = np.flatnonzero(records.labels == 2)
+        logits = records.logits[:, keep]
+        records = own_logits(list(logits), records.labels[keep])
+    elif kind == "all right":
+        y = records.labels
+        logits = [records.logits[j] + 40 * np.eye(5, dtype=np.float32)[y] for j in range(4)]
+        records = own_logits(logits, y)
+    elif kind == "all wrong":
+        flipped = np.where(records.label[-1] == 0, 1, 0)
+        records = replace(records, labels=np.where((records.label == flipped).any(axis=0), -1, flipped))
+    result = calibrate(
+        None,
+        records,
+        targets=[Budget(0.5), MaxDrop(0.01), Guarantee(0.05)],
+        abstain=[AbstainRisk(0.05)],
+        out=tmp_path / "o",
+    )
+    said = "\n".join([*result.notes, *result.unmet])
+    for word in {"one class": ["every row has the label 2"], "all right": ["no error to calibrate"]}.get(kind, []):
+        assert word in said
+    if kind == "all right":
+        assert result.calibration.points["budget-50%"].expected["accuracy"] == 1.0
+    if kind == "all wrong":
+        assert all(p.abstain_below == math.inf for p in result.calibration.points.values())
+    json.loads((result.written / "metrics.json").read_text())
+    assert "</html>" in (result.written / "report.html").read_text()
+
+
+# ---------------------------------------------------------------- versions
+
+
+def test_calibrate_writes_a_new_version_that_loads_and_keeps_the_old(bundle, digits):
+    before = json.loads((bundle / "calibration.json").read_text())
+    result = calibrate(bundle, digits, targets=[Budget(0.5, "half")], abstain=[AbstainRisk(0.1)], report=False)
+    new = result.calibration
+    assert new.version == before["version"] + 1
+    with Cascade.load(bundle, operating_point="half") as cascade:
+        assert cascade.operating_point.thresholds == new.points["half"].thresholds
+        assert cascade.operating_point.abstain_below == new.points["half"].abstain_below
+    kept = sorted(f.name for f in (bundle / "history").iterdir())
+    assert kept == [str(before["version"]), str(new.version)]
+    assert json.loads((bundle / "history" / kept[0] / "calibration.json").read_text()) == before
+    copy = bundle / "history" / kept[1] / "calibration.json"
+    assert copy.read_bytes() == (bundle / "calibration.json").read_bytes()
+    (bundle / "calibration.json").write_text("damaged")
+    again = calibrate(bundle, digits, targets=[Budget(0.5, "half")], report=False)
+    assert again.calibration.version == new.version + 1, "a damaged one can be replaced"
+    assert any("can't be read" in note for note in again.notes)
+
+
+def test_a_dry_run_writes_nothing(bundle, digits):
+    before = sorted((p, p.stat().st_mtime_ns) for p in bundle.rglob("*"))
+    result = calibrate(bundle, digits, dry_run=True)
+    assert result.written is None
+    assert b"</html>" in result.files["report.html"]
+    assert sorted((p, p.stat().st_mtime_ns) for p in bundle.rglob("*")) == before
+
+
+def test_records_of_another_bundle_are_refused(bundle, digits, tmp_path):
+    folder = shutil.copytree(digits, tmp_path / "r")
+    index = json.loads((folder / "records.json").read_text())
+    (folder / "records.json").write_text(json.dumps({**index, "manifest": "0" * 64}))
+    with pytest.raises(InputError, match="recorded from another bundle"):
+        calibrate(bundle, folder)
+
+
+def test_a_worse_calibration_is_refused_and_force_replaces(tmp_path):
+    good, out = made_up(rows=6000, seed=1), tmp_path / "o"
+    plain = {"targets": [Budget(0.6, "b")], "abstain": [], "calibrators": "none", "out": out, "report": False}
+    first = calibrate(None, good, **plain)
+    # Where exits are chosen today, scores say nothing of which rows should leave.
+    rows = first.split.propose
+    score = good.score.copy()
+    score[:-1, rows] = np.random.default_rng(0).permuted(score[:-1, rows], axis=1) * 0.05
+    spoilt = replace(good, score=score)
+    with pytest.raises(
+        CalibrationRefused, match=r"b: accuracy goes from .* on \d+ test rows that neither calibration was made from \("
+    ) as refusal:
+        calibrate(None, spoilt, **plain)
+    assert refusal.value.result.refused
+    assert read_version(out).version == 1
+    forced = calibrate(None, spoilt, **plain, force=True)
+    assert forced.calibration.version == read_version(out).version == 2
+
+
+def test_the_same_data_again_is_not_refused_and_gives_the_same(tmp_path):
+    records, out = made_up(rows=1500, sharp=2.0), tmp_path / "o"
+    plain = {"targets": [Budget(0.5)], "calibrators": ["platt", "temperature"], "out": out, "report": False}
+    one = calibrate(None, records, **plain)
+    two = calibrate(None, records, **plain)
+    other = calibrate(None, records, **plain, seed=5)
+    assert not two.refused
+    assert not other.refused
+    assert [c["difference"] for c in two.compared] == [0.0] * len(two.compared)
+    assert other.compared[0]["rows"] < len(other.split.test), "rows that made the old one don't judge it"
+    for name, point in one.calibration.points.items():
+        same = two.calibration.points[name]
+        assert same.thresholds == point.thresholds
+        assert same.abstain_below == point.abstain_below
+        assert [c.to_dict() for c in same.calibrators] == [c.to_dict() for c in point.calibrators]
+
+
+def test_two_at_once_lose_neither(tmp_path, monkeypatch):
+    looked = threading.Barrier(2)
+    jobs = importlib.import_module("offramp.runtime.jobs.calibrating.calibrate")
+    current = jobs._current
+
+    def slowly(*arguments):
+        found = current(*arguments)
+        # Both have looked at the one in force, unless the second must wait for the first.
+        with suppress(threading.BrokenBarrierError):
+            looked.wait(0.5)
+        return found
+
+    monkeypatch.setattr(jobs, "_current", slowly)
+    out = tmp_path / "o"
+
+    def one(seed):
+        return calibrate(None, made_up(rows=300), out=out, calibrators="none", seed=seed, report=False, force=True)
+
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(one, [0, 1]))
+    assert sorted(result.calibration.version for result in made) == [1, 2]
+    assert sorted(result.written.name for result in made) == ["1", "2"]
+    assert read_version(out).version == 2
+    for result in made:
+        assert read_version(result.written).points == result.calibration.points
+    assert sorted(p.name for p in out.iterdir()) == ["calibration.json", "history"], "the lock is gone"
+
+
+def test_points_that_the_one_in_force_has_and_the_new_one_lacks_are_named(tmp_path):
+    plain = {"out": tmp_path / "o", "calibrators": "none", "report": False}
+    first = calibrate(None, made_up(rows=300), targets=[Budget(0.5, "half"), Budget(0.3, "third")], **plain)
+    assert not any("lacks" in note for note in first.notes)
+    second = calibrate(None, made_up(rows=300), targets=[Budget(0.5, "half")], **plain)
+    assert any("version 1, in force" in note and "lacks: 'third'. " in note for note in second.notes)
+    third = calibrate(None, made_up(rows=300), targets=[Budget(0.5, "half")], **plain)
+    assert not any("lacks" in note for note in third.notes)
+
+
+def test_a_shift_of_rows_that_were_calibrated_on_is_noted(tmp_path):
+    records = made_up(rows=400)
+    result = calibrate(
+        None, records, shifts={"same": records, "fresh": made_up(rows=200, seed=1)}, out=tmp_path / "o", report=False
+    )
+    made_from = 400 - len(result.split.test)
+    said = [note for note in result.notes if note.startswith("shift ")]
+    assert len(said) == 1
+    assert said[0].startswith(f"shift 'same': {made_from} of its 400 rows were calibrated on")
+
+
+def without_dates(folder):
+    return {
+        str(p.relative_to(folder)): {
+            k: v for k, v in json.loads(p.read_text()).items() if k not in ("created", "digest")
+        }
+        if p.name == "calibration.json"
+        else p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
+
+
+def kill_and_finish(bundle, digits, kills, seed):
+    """Kill `calibrate` at random moments: the bundle always loads, and what is left at the end is as undisturbed."""
+    targets = ["--budget", "half=0.5", "--max-drop", "2%", "--abstain-risk", "0.1", "--no-times"]
+    command = [sys.executable, "-m", "offramp.runtime.cli", "calibrate", "bundle", str(digits), *targets]
+    quiet = {"cwd": bundle.parent, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    clean = shutil.copytree(bundle, bundle.parent / "clean")
+    started = time.monotonic()
+    subprocess.run(command, check=True, **quiet)
+    took = time.monotonic() - started
+    want = without_dates(bundle)
+    rng = np.random.default_rng(seed)
+    shutil.rmtree(bundle)
+    shutil.copytree(clean, bundle)
+    killed = 0
+    for _ in range(kills):
+        process = subprocess.Popen(command, **quiet)
+        time.sleep(float(rng.uniform(0.3, 1.05)) * took)
+        os.kill(process.pid, signal.SIGKILL)
+        killed += process.wait() == -signal.SIGKILL
+        current = read_version(bundle).version
+        assert current in (1, 2)
+        with Cascade.load(bundle) as cascade:
+            cascade.at("half" if current == 2 else "balanced").predict({"x": sample.heldout()[0][:4]})
+        if current == 2:  # it had finished: begin again
+            shutil.rmtree(bundle)
+            shutil.copytree(clean, bundle)
+    assert killed, "no run was killed in its middle"
+    subprocess.run(command, check=True, **quiet)
+    assert without_dates(bundle) == want
+    assert not list(bundle.rglob("*.tmp"))
+
+
+def test_killed_at_any_moment_it_finishes_as_if_undisturbed(bundle, digits):
+    kill_and_finish(bundle, digits, kills=5, seed=0)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_it_finishes_as_if_undisturbed(bundle, digits):
+    kill_and_finish(bundle, digits, kills=20, seed=1)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def run(capsys, *arguments):
+    code = 0
+    try:
+        code = main([str(a) for a in arguments])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_every_kind_of_target_on_the_command_line(capsys, bundle, digits, tmp_path):
+    code, out, err = run(
+        capsys, "calibrate", bundle, digits, "--budget", "0.5", "--max-ms", "quick=1000", "--max-drop", "2%",
+        "--guarantee", "sure=10%", "--delta", "0.1", "--abstain-risk", "10%", "--exit-ms", "1,2,3",
+        "--shift", f"again={digits}", "--report", tmp_path / "report",
+    )  # fmt: skip
+    assert code == 0, err
+    for name in ("full", "budget-50%", "quick", "max-drop-2%", "sure"):
+        assert name in out
+    assert "again: full abstains on" in out
+    found = json.loads((tmp_path / "report" / "metrics.json").read_text())
+    assert found["exits"][0]["ms"] == 1
+    assert {line["shift"] for line in found["shift_promises"]} == {"again"}
+    code, out, _ = run(capsys, "diff", bundle / "history" / "1", bundle)
+    assert code == 0
+    assert "version 1" in out
+    assert "budget-50%" in out
+    code, out, _ = run(capsys, "diff", bundle, bundle, "--json")
+    assert json.loads(out)["changes"] == []
+    assert run(capsys, "diff", bundle, tmp_path / "nothing")[0] == 2
+
+
+def test_own_logits_need_no_bundle(capsys, tmp_path):
+    records = made_up(rows=500)
+    files = []
+    for j, z in enumerate(records.logits):
+        np.save(tmp_path / f"{j}.npy", z)
+        files.append(tmp_path / f"{j}.npy")
+    np.save(tmp_path / "y.npy", records.labels)
+    np.savez(tmp_path / "g.npz", sex=np.arange(500) % 2)
+    code, out, err = run(
+        capsys, "calibrate", "--logits", *files, "--labels", tmp_path / "y.npy", "--flops", "1,2,3,4",
+        "--out", tmp_path / "o", "--budget", "half=0.5", "--subgroup", f"{tmp_path / 'g.npz'}:sex",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "half" in out
+    assert set(read_version(tmp_path / "o").points) == {"full", "half"}
+    found = json.loads((tmp_path / "o" / "history" / "1" / "metrics.json").read_text())
+    assert {(line["subgroup"], line["value"]) for line in found["subgroups"]} == {("sex", "0"), ("sex", "1")}
+    assert "assumed" not in out
+    assert "<th>FLOPs</th>" in (tmp_path / "o" / "history" / "1" / "report.html").read_text()
+    code, out, err = run(
+        capsys, "calibrate", "--logits", *files, "--labels", tmp_path / "y.npy", "--out", tmp_path / "counted"
+    )
+    assert code == 0, err
+    assert "note: costs 1, 2, 3, 4 assumed: give --flops" in out
+    assert "assumed cost" in out
+    assert "FLOPs" not in out
+    assert "assumed" not in err
+    page = (tmp_path / "counted" / "history" / "1" / "report.html").read_text()
+    assert "costs 1, 2, 3, 4 assumed: give --flops" in page
+    assert "<th>assumed cost</th>" in page
+    assert "FLOPs" not in page
+    assert run(capsys, "calibrate", "--logits", *files, "--out", tmp_path / "p")[0] == 2
+    assert run(capsys, "calibrate", "--logits", *files, "--labels", tmp_path / "y.npy")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--budget", "a=0.4", "--budget", "a-risk-2%=0.4", "--abstain-risk", "5%", "--abstain-risk", "2%"],
+            "a-risk-2%",
+        ),
+        (["--abstain-risk", "none", "--abstain-risk", "5%"], "--abstain-risk: none goes alone"),
+        (["--seed", "-1"], "'-1': expected a whole number of at least 0"),
+        (["--seed", "1.5"], "'1.5': expected a whole number of at least 0"),
+        (["--delta", "1"], r"'1': expected a number in (0, 1), or"),
+        (["--abstain-risk", "100%"], r"'100%': expected a number in (0, 1), or"),
+        (["--max-drop", "x=1"], r"'1': expected a number in (0, 1), or"),
+        (["--budget", "0"], r"'0': expected a number in (0, 1], or"),
+    ],
+)
+def test_options_that_mean_nothing_are_exit_code_2(capsys, tmp_path, options, message):
+    records = saved(made_up(rows=300), tmp_path / "r")
+    code, _, err = run(capsys, "calibrate", records, "--out", tmp_path / "o", *options)
+    assert code == 2
+    assert message in err
+    assert not (tmp_path / "o").exists()
+    assert run(capsys, "calibrate", records, "--out", tmp_path / "o", "--budget", "100%")[0] == 0
+
+
+def saved(records, folder):
+    """The records as a folder of no bundle."""
+    folder.mkdir()
+    exits, rows, classes = records.logits.shape
+    index = Index(schema=SCHEMA, manifest="", exits=exits, rows=rows, classes=classes, labelled=True)
+    writer = RecordsWriter(folder, index)
+    writer.append(records)
+    writer.close()
+    return folder
+
+
+def test_a_refusal_is_exit_code_3_and_force_is_0(capsys, tmp_path):
+    good, out = made_up(rows=6000, seed=1), tmp_path / "o"
+    options = ["--out", out, "--budget", "b=0.6", "--abstain-risk", "none", "--calibrator", "none"]
+    assert run(capsys, "calibrate", saved(good, tmp_path / "good"), *options)[0] == 0
+    rows = split_rows(good.labels, 0).propose
+    score = good.score.copy()
+    score[:-1, rows] = np.random.default_rng(0).permuted(score[:-1, rows], axis=1) * 0.05
+    spoilt = saved(replace(good, score=score), tmp_path / "spoilt")
+    code, _, err = run(capsys, "calibrate", spoilt, *options, "--report", tmp_path / "why")
+    assert code == 3
+    assert "b: accuracy goes from" in err
+    assert "--force" in err
+    assert f"its report: {tmp_path / 'why'}/report.html" in err
+    assert read_version(out).version == 1
+    assert not list(out.glob(".*")), "the lock is gone"
+    code, _, err = run(capsys, "calibrate", spoilt, *options)
+    assert code == 3
+    assert "its report: give --report FOLDER" in err
+    assert "was refused" in (tmp_path / "why" / "report.html").read_text()
+    code, said, err = run(capsys, "calibrate", spoilt, *options, "--dry-run")
+    assert code == 3
+    assert re.search(r"would be refused: b: accuracy goes .* test rows that neither calibration was made from", said)
+    assert "accuracy goes" not in err
+    code, said, err = run(capsys, "calibrate", spoilt, *options, "--force")
+    assert code == 0
+    assert "would be refused" not in said
+    assert "warning: worse than the one in force: b: accuracy goes" in err
+    assert read_version(out).version == 2

@@ -1,0 +1,94 @@
+"""Which calibrator serves an exit, and why."""
+
+import numpy as np
+import pytest
+from made_records import made_up
+from offramp.runtime import calibration
+from offramp.runtime.jobs.calibrating.labelled_rows import evidence_of
+from offramp.runtime.jobs.calibrating.selection import AUTO, Selector, pooled, resolve
+from offramp.runtime.jobs.calibrating.source import own_logits
+from offramp.runtime.points import full
+
+
+def selector(records, names, rows=None):
+    evidence = evidence_of(records)
+    evidence = evidence if rows is None else evidence.take(rows)
+    return Selector(evidence, np.arange(len(evidence)) % 3 > 0, names)
+
+
+def test_calibrated_logits_are_left_alone():
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((6000, 5)).astype(np.float32) * 2
+    p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    y = (rng.random(6000)[:, None] > p.cumsum(axis=1)).sum(axis=1).clip(0, 4)
+    chosen, tried = selector(own_logits([z], y).records, AUTO).choose(full(1).thresholds)
+    assert [c.name for c in chosen] == ["identity"]
+    assert {line.calibrator for line in tried} == set(AUTO)
+    assert all(line.why for line in tried)
+
+
+def test_over_confident_logits_are_cooled_and_the_simplest_of_equals_wins():
+    chosen, tried = selector(made_up(rows=6000, sharp=3.0), ("identity", "temperature", "cwmcs")).choose(
+        full(4).thresholds
+    )
+    assert [c.name for c in chosen[:3]] == ["identity"] * 3, "exits that are switched off need none"
+    assert chosen[3].name == "temperature"
+    assert chosen[3].temperature_ == pytest.approx(3.0, rel=0.25)
+    assert "simpler" in next(line.why for line in tried if line.calibrator == "cwmcs") or not next(
+        line.eligible for line in tried if line.calibrator == "cwmcs"
+    )
+
+
+def test_what_may_change_the_answer_is_tried_and_not_chosen():
+    _, tried = selector(made_up(rows=3000, sharp=3.0), ("identity", "vector")).choose(full(4).thresholds)
+    line = next(line for line in tried if line.calibrator == "vector")
+    assert not line.eligible
+    assert "may change the answer" in line.why
+
+
+class Shuffled(calibration.Calibrator):
+    """True about the mean, useless about the row."""
+
+    name = "shuffled"
+    preserves_argmax = True
+    needs = frozenset({"score"})
+    rate_: float
+
+    def _fit(self, z, y, aux, w):
+        self.rate_ = float(np.clip((z.argmax(axis=1) == y).mean(), 0.01, 0.99))
+
+    def _score(self, given):
+        noise = np.sin(1e4 * given.score.astype(np.float64))
+        return np.log(self.rate_ / (1 - self.rate_)) + 1e-3 * noise
+
+    def _apply(self, z, aux):
+        return calibration.at_confidence(z, self.score({"logits": z}))
+
+
+def test_a_score_that_tells_worse_who_should_leave_is_not_eligible():
+    calibration.register(Shuffled)
+    try:
+        bars = (2.0, 2.0, 2.0, -np.inf)
+        _, tried = selector(made_up(rows=4000, sharp=2.0), ("identity", "shuffled")).choose(bars)
+    finally:
+        from offramp.runtime.calibration import registry
+
+        registry._registry.pop("shuffled")
+    line = next(line for line in tried if line.calibrator == "shuffled" and line.exits == (0,))
+    assert line.eefp < line.eefp_raw
+    assert line.eefp_upper < 0
+    assert not line.eligible
+
+
+def test_deep_exits_that_few_rows_reach_share_a_calibrator():
+    left = np.repeat([0, 1, 2, 3], [500, 100, 90, 60])
+    assert pooled(left, [0, 1, 2, 3]) == [[0], [1], [2, 3]]
+    assert pooled(left, [0, 3]) == [[0, 3]]
+    assert pooled(left[:100], [0, 1, 2, 3]) == [[0, 1, 2, 3]]
+
+
+def test_names_are_resolved_simplest_first():
+    assert resolve("auto", False) == AUTO
+    assert resolve("auto", True)[-1] == "ar_condcal"
+    assert resolve("none", False) == ("identity",)
+    assert resolve(["cwmcs", "temperature"], False) == ("identity", "temperature", "cwmcs")
