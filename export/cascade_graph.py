@@ -31,7 +31,7 @@ def _open(k: int) -> str:
     return f"exit_{k}.open"
 
 
-class WholeWriter:
+class CascadeGraphWriter:
     """Nests the graphs of a bundle's blocks into one."""
 
     def __init__(self, document: Mapping[str, Any], protos: list[onnx.ModelProto]) -> None:

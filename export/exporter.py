@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from offramp.export import graph as graphs
-from offramp.export.cascade_graph import WholeWriter
+from offramp.export.cascade_graph import CascadeGraphWriter
 from offramp.export.dims import Cost
 from offramp.export.emit import BlockWriter, block_interface, dimensions, numpy_name
 from offramp.export.flops import flops
@@ -21,7 +21,7 @@ from offramp.export.outputs import PER_EXIT, Outputs
 from offramp.export.partition import BlockPlan, Partition, Plan
 from offramp.export.preprocess import take_preprocess, try_preprocess
 from offramp.export.probe import Probe, batch_axis, element_bytes, make_inputs, resize
-from offramp.export.verify import Verification, onnx_reference, rows_are_independent, verify, verify_cascade
+from offramp.export.verify import Verification, onnx_reference, rows_are_independent, verify, verify_cascade_graph
 from offramp.export.weights import WEIGHTS, WeightFile
 from offramp.runtime.bundle import DTYPES, MANIFEST, SCHEMA, encode_number, is_axis, read_bundle
 from offramp.runtime.cascade import Cascade
@@ -103,7 +103,7 @@ Reference = Callable[[dict[str, np.ndarray[Any, Any]]], dict[str, list[np.ndarra
 
 
 @dataclass(frozen=True)
-class _Source:
+class _Model:
     """A model before it is cut: its graph, what its outputs are, and how to ask the original."""
 
     model: ir.Model
@@ -122,18 +122,18 @@ def _from_onnx(
     axes: Mapping[str, Mapping[int, str]] | None,
     exits: Sequence[str] | None,
     auxiliary: Mapping[str, Sequence[str]] | None,
-) -> _Source:
+) -> _Model:
     model = graphs.read_onnx(path)
     outputs = _onnx_outputs(model.graph, exits, auxiliary)
     named = {k: {int(i): str(v) for i, v in a.items()} for k, a in axes.items()} if axes else None
-    return _Source(
+    return _Model(
         model, outputs, named, example, onnx_reference(path, outputs), "onnx", list(exits or outputs.logits), path.stem
     )
 
 
 def _from_torch(
     model: Any, example: Any, axes: Mapping[str, Mapping[int, str]] | None, exits: Sequence[str] | None
-) -> _Source:
+) -> _Model:
     import torch
     from offramp.export import trace
 
@@ -144,7 +144,7 @@ def _from_torch(
     traced = resize(arrays, shapes, _distinct_sizes(arrays, named))
     graph, outputs = trace.trace(model, {k: torch.from_numpy(v) for k, v in traced.items()}, named)
     names = list(exits) if exits else [f"exit_{j}" for j in range(len(outputs.logits))]
-    return _Source(
+    return _Model(
         graph, outputs, named, arrays, lambda x: trace.run_torch(model, x), "torch", names, type(model).__name__
     )
 
@@ -152,7 +152,7 @@ def _from_torch(
 def _build(
     folder: Path,
     model: ir.Model,
-    source: _Source,
+    source: _Model,
     about: Mapping[str, Any],
     classes: Sequence[str] | None,
     say: Progress,
@@ -188,7 +188,7 @@ def _build(
     if len(plan.blocks) > 1:
         say("nesting the blocks into one graph")
         protos = _plain_blocks(graph, probe, plan, store, document)
-        _add_cascade(folder, document, protos, probe, source.reference, say)
+        _add_cascade_graph(folder, document, protos, probe, source.reference, say)
     if document["preprocess"] is None:
         read_bundle(folder)
         return
@@ -197,7 +197,7 @@ def _build(
         try_preprocess(cascade.bundle, cascade)
 
 
-def _add_cascade(
+def _add_cascade_graph(
     folder: Path,
     document: dict[str, Any],
     protos: list[onnx.ModelProto],
@@ -205,17 +205,17 @@ def _add_cascade(
     reference: Reference,
     say: Progress,
 ) -> None:
-    """Add the graph that holds the whole cascade, or nothing if it doesn't give what the blocks give."""
+    """Add the cascade graph, or nothing if it doesn't give what the blocks give."""
     count = len(protos)
     file = folder / "cascade.onnx"
     try:
-        onnx.save(WholeWriter(document, protos).proto(), file)
+        onnx.save(CascadeGraphWriter(document, protos).proto(), file)
         files = {**document["files"], file.name: {"sha256": sha256_of_file(file), "bytes": file.stat().st_size}}
-        nested = {"file": file.name, "gates": count, "exits": list(range(count))}
-        (folder / MANIFEST).write_bytes(seal({**document, "files": files, "cascade": nested}))
-        verify_cascade(folder, probe, reference)
+        cascade_graph = {"file": file.name, "gates": count, "exits": list(range(count))}
+        (folder / MANIFEST).write_bytes(seal({**document, "files": files, "cascade": cascade_graph}))
+        verify_cascade_graph(folder, probe, reference)
     except (ExportError, BundleError) as error:
-        say(f"without a graph for the whole cascade: {error}")
+        say(f"without a cascade graph: {error}")
         file.unlink()
         (folder / MANIFEST).write_bytes(seal(document))
 
@@ -380,7 +380,7 @@ def _write_graphs(
 def _plain_blocks(
     graph: graphs.ModelGraph, probe: Probe, plan: Plan, store: WeightFile, document: Mapping[str, Any]
 ) -> list[onnx.ModelProto]:
-    """Every block with a gate that has no calibration inputs: what the graph of the whole cascade is made of."""
+    """Every block with a gate that has no calibration inputs: what the cascade graph is made of."""
     writer = BlockWriter(graph, probe.shapes, store)
     protos = []
     for block, exit_ in zip(plan.blocks, document["exits"], strict=True):

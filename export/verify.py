@@ -105,8 +105,8 @@ def verify(folder: Path, probe: Probe, reference: Reference) -> Verification:
     )
 
 
-def verify_cascade(folder: Path, probe: Probe, reference: Reference) -> None:
-    """Check the graph that holds the whole cascade. Raises ExportError where its answers aren't the model's."""
+def verify_cascade_graph(folder: Path, probe: Probe, reference: Reference) -> None:
+    """Check the cascade graph. Raises ExportError where its answers aren't the model's."""
     with Cascade.load(folder, threads=1) as cascade:
         check = _Checks(cascade, probe, reference, np.random.default_rng(_SEED))
         try:

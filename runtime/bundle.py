@@ -28,7 +28,7 @@ GATE_INPUTS = ("gate.scale", "gate.bias", "gate.inv_temperature")
 DTYPES = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()  # noqa: SIM905
 )
-# Of the graph that holds a whole cascade: what every row got at every open exit it reached, exit after exit.
+# Of the cascade graph: what every row got at every open exit it reached, exit after exit.
 # It takes a float32 threshold an exit but the last, and whether that exit is open at all.
 CASCADE_INPUTS = ("gate.thresholds", "gate.open")
 CASCADE_OUTPUTS = ("cascade.label", "cascade.score", "cascade.logits")

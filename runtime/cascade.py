@@ -24,7 +24,7 @@ from offramp.runtime.bundle import (
 )
 from offramp.runtime.errors import InputError
 from offramp.runtime.execution.cpu.blocks import Run
-from offramp.runtime.execution.cpu.cascade_graph import answer_nested
+from offramp.runtime.execution.cpu.cascade_graph import answer_cascade_graph
 from offramp.runtime.execution.cpu.session import Sessions, available_threads, check_threads, resolve_providers
 from offramp.runtime.execution.route import Route
 from offramp.runtime.execution.stages import plan
@@ -110,7 +110,7 @@ class Cascade:
         return cascade
 
     def _one_graph(self) -> dict[str, NDArray[Any]] | None:
-        """Thresholds and switches for the graph that holds the whole cascade; None where blocks run one by one.
+        """Thresholds and switches for the cascade graph; None where blocks run one by one.
 
         That graph asks exits for nothing but a score that reaches a threshold, on the CPU. A threshold of -inf
         lets NaN leave too, which it can't say; and what runs as one graph anyway needs no gates.
@@ -121,7 +121,7 @@ class Cascade:
         return switches(nested, thresholds[:-1])
 
     def run_nested(self, inputs: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> list[Any]:
-        """Run the graph that holds the whole cascade on checked inputs: its CASCADE_OUTPUTS.
+        """Run the cascade graph on checked inputs: its CASCADE_OUTPUTS.
 
         settings: thresholds and open exits, as `switches` makes them; this operating point's by default.
         """
@@ -209,7 +209,7 @@ class Cascade:
             return self.predict(inputs, fetch=(kind,), allow_nonfinite=allow_nonfinite)._get(kind)
 
         if self._switches is not None and "routing" not in wanted and not self._route.needs_routing:
-            return answer_nested(self._route, self.run_nested, arrays, sizes, wanted, limit, again)
+            return answer_cascade_graph(self._route, self.run_nested, arrays, sizes, wanted, limit, again)
         return Run(self._route, self._values, arrays, sizes, wanted, limit).answer(wanted, again)
 
     def record(self, inputs: Mapping[str, Any], *, allow_nonfinite: bool = False) -> Records:
@@ -296,7 +296,7 @@ def _check_batch_rows(rows: Any) -> None:
 
 
 def switches(nested: CascadeGraph, thresholds: Sequence[float]) -> dict[str, NDArray[Any]]:
-    """What the graph of a whole cascade takes beside its inputs, for the thresholds of all exits but the last."""
+    """What the cascade graph takes beside its inputs, for the thresholds of all exits but the last."""
     bars = np.full(nested.gates - 1, np.inf, np.float32)
     for gate, threshold in zip(nested.exits[:-1], thresholds, strict=True):
         bars[gate] = _round_up(threshold)

@@ -51,7 +51,7 @@ class RecordsWriter:
         self._index = index
         self._at = at
         self._begun = at > 0
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, _Column] = {}
 
     @property
     def at(self) -> int:
@@ -66,7 +66,7 @@ class RecordsWriter:
             if name not in self._files:
                 shape = list(values.shape)
                 shape[axis] = self._index.rows
-                self._files[name] = _File(self._folder / f"{name}.npy", values.dtype, tuple(shape), axis, self._begun)
+                self._files[name] = _Column(self._folder / f"{name}.npy", values.dtype, tuple(shape), axis, self._begun)
             self._files[name].write(values, self._at)
         self._at += len(part)
 
@@ -89,7 +89,7 @@ class RecordsWriter:
         self._files.clear()
 
 
-class _File:
+class _Column:
     """One .npy of its final size, rows written in place along one axis."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], axis: int, begun: bool) -> None:

@@ -9,9 +9,9 @@ from offramp.runtime.bundle import read_bundle
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.cli.options import add_runtime, add_sizes, sizes_of
 from offramp.runtime.files import write_atomically
-from offramp.runtime.jobs.bundles.inspect import Inspection, Nested, Part, inspect
+from offramp.runtime.jobs.bundles.inspect import InsideCascade, Inspection, Part, inspect
 from offramp.runtime.jobs.bundles.inspect_page import inside, page, readable, svg
-from offramp.runtime.jobs.bundles.timing import time_graphs, time_nested
+from offramp.runtime.jobs.bundles.timing import time_cascade_graph, time_graphs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,14 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     bundle = read_bundle(args.bundle)
-    sizes, timings, nested = sizes_of(args, bundle.manifest), None, None
+    sizes, timings, cascade_graph = sizes_of(args, bundle.manifest), None, None
     if not args.no_times:
         with Cascade.load(args.bundle, args.device, threads=args.threads) as cascade:
             graphs = [*bundle.manifest.blocks, *bundle.manifest.segments]
             timings = time_graphs(cascade, graphs, sizes)
             if bundle.manifest.cascade is not None:
-                nested = time_nested(cascade, sizes)
-    found = inspect(bundle, sizes, timings, nested)
+                cascade_graph = time_cascade_graph(cascade, sizes)
+    found = inspect(bundle, sizes, timings, cascade_graph)
     print(msgspec.json.format(msgspec.json.encode(found)).decode() if args.json else describe(found))
     for target, text in ((args.html, page), (args.svg, svg)):
         if target is not None:
@@ -52,8 +52,8 @@ def describe(found: Inspection) -> str:
     ]
     if found.segments:
         lines += ["", *_table(found, found.segments)]
-    if found.nested is not None:
-        lines += ["", *_inside(found, found.nested)]
+    if found.cascade_graph is not None:
+        lines += ["", *_inside(found, found.cascade_graph)]
     if found.carried:
         rows = [("carried tensor", "type", "shape", "batch axis", "pad", "bytes a row")]
         rows += [(c.name, c.dtype, c.shape, str(c.batch_axis), c.pad, f"{c.bytes:,}") for c in found.carried]
@@ -62,10 +62,10 @@ def describe(found: Inspection) -> str:
     return "\n".join([*lines, "", f"{len(found.files)} files, {readable(total, 'B')} in all"])
 
 
-def _inside(found: Inspection, nested: Nested) -> list[str]:
+def _inside(found: Inspection, graph: InsideCascade) -> list[str]:
     """The cascade graph, and what each block takes in it."""
-    said = f"{nested.file}: all blocks, gates and compactions in one graph, {readable(nested.file_bytes, 'B')}"
-    head, rows = inside(found, nested)
+    said = f"{graph.file}: all blocks, gates and compactions in one graph, {readable(graph.file_bytes, 'B')}"
+    head, rows = inside(found, graph)
     return [said, *(_aligned([tuple(head), *map(tuple, rows)]) if rows else [])]
 
 

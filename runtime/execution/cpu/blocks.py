@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.bundle import Block, Segment
 from offramp.runtime.execution.answers import Answers
-from offramp.runtime.execution.cpu.survivors import GONE, Ids, Scratch, Survivors, gathering_pays
+from offramp.runtime.execution.cpu.survivors import GONE, BlockQueue, Ids, Scratch, gathering_pays
 from offramp.runtime.execution.route import Route, Step
 from offramp.runtime.gate import State
 from offramp.runtime.inputs import Arrays
@@ -82,7 +82,7 @@ class Run:
 
     def _through_queues(self) -> None:
         """More rows than a batch takes: survivors of one batch wait for those of the next."""
-        queues = [Survivors(stage.waits) for stage in self._route.stages]
+        queues = [BlockQueue(stage.waits) for stage in self._route.stages]
         queues[0].push(self._arrays, np.arange(self._rows))
         while True:
             waiting = [k for k, queue in enumerate(queues) if len(queue)]

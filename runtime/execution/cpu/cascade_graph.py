@@ -1,4 +1,4 @@
-"""One call of predict through the graph that holds the whole cascade.
+"""One call of predict through the cascade graph.
 
 The graph asks its gates and gathers the rows that stay by itself. What it gives back is what every row got at
 every exit it reached; here the one decision function is asked again, and writes the answers down.
@@ -17,7 +17,7 @@ RunCascade = Callable[[Mapping[str, Any]], list[Any]]
 """Runs the graph on checked inputs; gives its CASCADE_OUTPUTS."""
 
 
-def answer_nested(
+def answer_cascade_graph(
     route: Route,
     run_cascade: RunCascade,
     arrays: Arrays,

@@ -4,8 +4,8 @@ Measured on 2 cores: with default spinning a chain of six sessions is 1.2-1.7 ti
 starves everything else; with separate arenas it is up to 1.17 times slower than one, because every
 session walks its own cold memory. So: explicit thread counts, one arena for all, and threads that wait
 for the next operation of a run, not for the next run: spinning for 50 microseconds and no more took a
-chain of six blocks from 1.35 of one session's time to 1.06 at batch 1, and to 0.86 at batch 8. The graph that
-holds a whole cascade has no next session to get in the way of: its threads wait a little longer, so that they
+chain of six blocks from 1.35 of one session's time to 1.06 at batch 1, and to 0.86 at batch 8. The cascade
+graph has no next session to get in the way of: its threads wait a little longer, so that they
 are awake when the next request is there.
 """
 
@@ -198,8 +198,8 @@ class Sessions:
             with self._lock:
                 session = opened.get(file)
                 if session is None:
-                    nested = self._bundle.manifest.cascade
-                    path, alone = self._bundle.file(file), nested is not None and nested.file == file
+                    cascade_graph = self._bundle.manifest.cascade
+                    path, alone = self._bundle.file(file), cascade_graph is not None and cascade_graph.file == file
                     session = opened[file] = bare_run(
                         open_session(path, threads=self._threads, providers=self._providers, alone=alone)
                     )

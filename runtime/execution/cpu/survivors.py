@@ -60,7 +60,7 @@ class Scratch(threading.local):
 
 
 @dataclass
-class _Source:
+class _Waiting:
     """Arrays of one earlier block run, and which of their rows wait. positions None: all of them, in order."""
 
     arrays: Arrays
@@ -71,12 +71,12 @@ class _Source:
         return len(self.ids)
 
 
-class Survivors:
+class BlockQueue:
     """The queue in front of one block. Rows keep their order of arrival."""
 
     def __init__(self, batch_axes: Mapping[str, int]) -> None:
         self._axes = batch_axes
-        self._sources: deque[_Source] = deque()
+        self._sources: deque[_Waiting] = deque()
         self._rows = 0
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class Survivors:
         The arrays are referred to, not copied; only those this block's queue knows an axis of are kept.
         """
         kept = {name: arrays[name] for name in self._axes}
-        self._sources.append(_Source(kept, positions, ids))
+        self._sources.append(_Waiting(kept, positions, ids))
         self._rows += len(ids)
 
     def take(self, limit: int) -> tuple[Arrays, Ids]:
@@ -98,7 +98,7 @@ class Survivors:
             self._sources.popleft()
             self._rows -= len(first)
             return first.arrays, first.ids  # a whole array as it is: nothing is copied
-        parts: list[_Source] = []
+        parts: list[_Waiting] = []
         room = limit
         while self._sources and room:
             source = self._sources.popleft()
@@ -113,26 +113,26 @@ class Survivors:
         return {name: _gather(live, name, axis, len(ids)) for name, axis in self._axes.items()}, ids
 
 
-def _split(source: _Source, room: int) -> tuple[_Source, _Source | None]:
+def _split(source: _Waiting, room: int) -> tuple[_Waiting, _Waiting | None]:
     if len(source) <= room:
         return source, None
     positions = np.arange(len(source)) if source.positions is None else source.positions
     return (
-        _Source(source.arrays, positions[:room], source.ids[:room]),
-        _Source(source.arrays, positions[room:], source.ids[room:]),
+        _Waiting(source.arrays, positions[:room], source.ids[:room]),
+        _Waiting(source.arrays, positions[room:], source.ids[room:]),
     )
 
 
-def _live(part: _Source) -> _Source:
+def _live(part: _Waiting) -> _Waiting:
     """Once rows are copied anyway, those that are gone are left behind."""
     alive = part.ids != GONE
     if alive.all():
         return part
     positions = np.arange(len(part)) if part.positions is None else part.positions
-    return _Source(part.arrays, positions[alive], part.ids[alive])
+    return _Waiting(part.arrays, positions[alive], part.ids[alive])
 
 
-def _gather(parts: list[_Source], name: str, axis: int, rows: int) -> NDArray[Any]:
+def _gather(parts: list[_Waiting], name: str, axis: int, rows: int) -> NDArray[Any]:
     first = parts[0].arrays[name]
     if len(parts) == 1 and parts[0].positions is not None and _is_run(parts[0].positions) and axis == 0:
         start = int(parts[0].positions[0])

@@ -51,7 +51,7 @@ class Kernels:
 
 
 @dataclass(frozen=True)
-class Probe:
+class RoutingProbe:
     """Held-out R² on |c − t|: linear(c), ridge(c, H), MLP(c), MLP(c, H), MLP(c, shuffled H), one value a
     seed.
 
@@ -73,7 +73,7 @@ class ExitAudit:
     interval: GapInterval
     adjusted: float
     kernels: Kernels
-    probe: Probe
+    probe: RoutingProbe
 
     def missing(self, level: float = 0.05) -> tuple[str, ...]:
         """What a "yes" lacks here."""
@@ -208,7 +208,7 @@ def _binary_losses(probability: Floats, correct: Bools) -> Floats:
 
 def probe(
     confidence: Floats, correct: Bools, routing: Array, fit: Ints, test: Ints, *, seeds: int = 5, seed: int = 0
-) -> Probe:
+) -> RoutingProbe:
     """How well |c − t| is told on held-out rows, with and without the routing entropies H (L, N)."""
     target = np.abs(confidence - correct)
     alone, both = confidence[:, None], np.column_stack([confidence, routing.T])
@@ -226,7 +226,7 @@ def probe(
     uplift = values["mlp_routing"] - np.maximum(values["mlp"], values["mlp_shuffled"])
     half = _T[min(seeds - 2, len(_T) - 1)] * uplift.std(ddof=1) / np.sqrt(seeds) if seeds > 1 else np.inf
     mean = float(uplift.mean())
-    return Probe(values, mean, mean - float(half), mean + float(half))
+    return RoutingProbe(values, mean, mean - float(half), mean + float(half))
 
 
 def _r2(predicted: Floats, target: Floats) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from offramp.runtime import plots
-from offramp.runtime.jobs.auditing.evidence import KERNELS, MULTIPLES, Audit, ExitAudit, Probe
+from offramp.runtime.jobs.auditing.evidence import KERNELS, MULTIPLES, Audit, ExitAudit, RoutingProbe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -101,7 +101,7 @@ def _nlls(j: int, one: ExitAudit) -> list[str]:
     ]
 
 
-def _r2s(j: int, probe: Probe) -> list[str]:
+def _r2s(j: int, probe: RoutingProbe) -> list[str]:
     return [
         str(j),
         *(_number(float(values.mean())) for values in probe.r2.values()),
@@ -144,7 +144,7 @@ def _draw_sweep(one: ExitAudit) -> Any:
     return draw
 
 
-def _draw_probe(probe: Probe) -> Any:
+def _draw_probe(probe: RoutingProbe) -> Any:
     def draw(ax: "Axes") -> None:
         names = list(probe.r2)
         means = [float(probe.r2[name].mean()) for name in names]

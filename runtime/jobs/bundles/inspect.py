@@ -40,8 +40,8 @@ class Carried:
 
 
 @dataclass(frozen=True)
-class Nested:
-    """The graph that holds the whole cascade. seconds: what each block takes inside it, gate included, in order."""
+class InsideCascade:
+    """The cascade graph. seconds: what each block takes inside it, gate included, in order."""
 
     file: str
     file_bytes: int
@@ -59,7 +59,7 @@ class Inspection:
     sizes: Mapping[str, int]
     blocks: tuple[Part, ...]
     segments: tuple[Part, ...]
-    nested: Nested | None
+    cascade_graph: InsideCascade | None
     carried: tuple[Carried, ...]
     files: Mapping[str, int]
     rows: tuple[int, ...]
@@ -70,7 +70,7 @@ def inspect(
 ) -> Inspection:
     """Describe a bundle at these axis sizes (all but the batch), with times if they were measured.
 
-    timings: of its graphs by themselves. inside: of its blocks in the graph that holds the whole cascade.
+    timings: of its graphs by themselves. inside: of its blocks in the cascade graph.
     """
     manifest = bundle.manifest
     return Inspection(
@@ -81,7 +81,7 @@ def inspect(
         sizes=dict(sizes),
         blocks=tuple(_part(manifest, block, (k, k), sizes, timings) for k, block in enumerate(manifest.blocks)),
         segments=tuple(_part(manifest, s, (s.first, s.last), sizes, timings) for s in manifest.segments),
-        nested=_nested(manifest, inside),
+        cascade_graph=_inside_cascade(manifest, inside),
         carried=tuple(_carried(manifest, name, sizes) for name in manifest.tensors),
         files={name: entry.bytes for name, entry in manifest.files.items()},
         rows=timings.rows if timings is not None else (),
@@ -111,12 +111,12 @@ def _part(
     )
 
 
-def _nested(manifest: Manifest, inside: Timings | None) -> Nested | None:
+def _inside_cascade(manifest: Manifest, inside: Timings | None) -> InsideCascade | None:
     if manifest.cascade is None:
         return None
     file = manifest.cascade.file
     seconds = None if inside is None else tuple(inside.seconds[block.file] for block in manifest.blocks)
-    return Nested(file, manifest.files[file].bytes, seconds)
+    return InsideCascade(file, manifest.files[file].bytes, seconds)
 
 
 def _carried(manifest: Manifest, name: str, sizes: Mapping[str, int]) -> Carried:

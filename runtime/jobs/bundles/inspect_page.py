@@ -2,7 +2,7 @@
 
 from html import escape
 
-from offramp.runtime.jobs.bundles.inspect import Inspection, Nested, Part
+from offramp.runtime.jobs.bundles.inspect import InsideCascade, Inspection, Part
 
 _CARRIED = ["tensor", "type", "shape", "batch axis", "pad", "bytes a row"]
 _SEGMENTS = ["graph", "blocks", "FLOPs a row", "nodes", "file"]
@@ -86,22 +86,23 @@ def page(found: Inspection) -> str:
         f"{svg(found)}"
         f"<h2>Carried tensors</h2>{_table(_CARRIED, _carried(found))}"
         f"<h2>Merged graphs</h2>{_table(_SEGMENTS, _segments(found))}"
-        f"{_nested(found)}</html>\n"
+        f"{_inside_cascade(found)}</html>\n"
     )
 
 
-def inside(found: Inspection, nested: Nested) -> tuple[list[str], list[list[str]]]:
+def inside(found: Inspection, graph: InsideCascade) -> tuple[list[str], list[list[str]]]:
     """Head and rows of a table: what each block takes inside the cascade graph. No rows without times."""
     head = ["block inside it", *(f"ms at {rows}" for rows in found.rows)]
-    return head, [[str(k), *(f"{t * 1e3:.2f}" for t in times)] for k, times in enumerate(nested.seconds or ())]
+    return head, [[str(k), *(f"{t * 1e3:.2f}" for t in times)] for k, times in enumerate(graph.seconds or ())]
 
 
-def _nested(found: Inspection) -> str:
-    if found.nested is None:
+def _inside_cascade(found: Inspection) -> str:
+    graph = found.cascade_graph
+    if graph is None:
         return ""
-    head, rows = inside(found, found.nested)
+    head, rows = inside(found, graph)
     return (
-        f"<h2>All in one graph</h2><p>{escape(found.nested.file)}, {readable(found.nested.file_bytes, 'B')}: every "
+        f"<h2>All in one graph</h2><p>{escape(graph.file)}, {readable(graph.file_bytes, 'B')}: every "
         f"block and gate; rows that stay are gathered inside.</p>{_table(head, rows) if rows else ''}"
     )
 

@@ -20,7 +20,7 @@ from offramp.runtime.execution.stages import plan
 from offramp.runtime.files import new_folder, seal, sha256_of_file
 from offramp.runtime.jobs.bundles.timing import Timings
 from offramp.runtime.jobs.calibrating.expected import expected
-from offramp.runtime.jobs.calibrating.labelled_rows import evidence_of
+from offramp.runtime.jobs.calibrating.labelled_rows import labelled_rows
 from offramp.runtime.jobs.calibrating.splits import split_rows
 from offramp.runtime.points import FULL, Calibration, OperatingPoint, read_calibration, write_calibration
 from offramp.runtime.predictions import Records
@@ -106,13 +106,13 @@ def _document(bundle: Bundle, kept: list[int], graphs: Sequence[Block | Segment]
     ]
     used = {name for block in blocks for name in (*block["inputs"], *block["outputs"])}
     old.pop("digest")
-    nested = old["cascade"] if len(kept) > 1 else None
+    cascade_graph = old["cascade"] if len(kept) > 1 else None
     return old | {
         "blocks": blocks,
         "segments": segments,
         "tensors": {name: tensor for name, tensor in old["tensors"].items() if name in used},
         "exits": [old["exits"][j] | {"block": new_exit[j]} for j in kept],
-        "cascade": nested and nested | {"exits": [nested["exits"][j] for j in kept]},
+        "cascade": cascade_graph and cascade_graph | {"exits": [cascade_graph["exits"][j] for j in kept]},
     }
 
 
@@ -150,7 +150,7 @@ def _fewer(
     )
     if records is None or records.labels is None:
         return new
-    evidence = evidence_of(_only(records, kept), layers)
+    evidence = labelled_rows(_only(records, kept), layers)
     evidence = evidence.take(np.flatnonzero(evidence.truth >= 0))
     test = split_rows(evidence.truth, int(point.provenance.get("seed", 0))).test
     return replace(new, expected=expected(evidence.take(test), new))
@@ -175,7 +175,7 @@ def _only(records: Records, kept: list[int]) -> Records:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ExitSet:
     """A set of exits and its expected time, as a fraction of keeping all of them, by operating point."""
 
     exits: tuple[int, ...]
@@ -188,7 +188,7 @@ class Choice:
 
 def choose_exits(
     manifest: Manifest, points: Mapping[str, OperatingPoint], records: Records, timings: Timings
-) -> list[Choice]:
+) -> list[ExitSet]:
     """Sets of exits by expected time, fastest first; the first is what `--auto` takes.
 
     A set is a candidate only if no operating point gets slower by it. Times come from `timings`, which must
@@ -198,9 +198,9 @@ def choose_exits(
     rules = {name: point for name, point in points.items() if name != FULL} or dict(points)
     everything = _times(manifest, rules, records, timings, frozenset(early))
 
-    def consider(some: frozenset[int]) -> Choice:
+    def consider(some: frozenset[int]) -> ExitSet:
         times = _times(manifest, rules, records, timings, some)
-        return Choice((*sorted(some), len(manifest.exits) - 1), {n: times[n] / everything[n] for n in rules})
+        return ExitSet((*sorted(some), len(manifest.exits) - 1), {n: times[n] / everything[n] for n in rules})
 
     if len(manifest.exits) <= _MOST_EXITS_FOR_ALL_SETS:
         sets = [frozenset(s) for size in range(len(early) + 1) for s in itertools.combinations(early, size)]
@@ -242,7 +242,7 @@ def _times(
     return result
 
 
-def describe(choices: Sequence[Choice]) -> str:
+def describe(choices: Sequence[ExitSet]) -> str:
     """The best few sets of exits, as a table."""
     lines = ["exits kept        expected time against all exits"]
     for choice in choices[:5]:

@@ -125,7 +125,7 @@ def _in_turns(runs: Mapping[Any, Callable[[], Any]], rounds: int, seconds: float
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def time_nested(
+def time_cascade_graph(
     cascade: Cascade,
     sizes: Mapping[str, int],
     *,
@@ -133,15 +133,15 @@ def time_nested(
     rounds: int = 30,
     seconds: float = 20.0,
 ) -> Timings:
-    """What each block and segment takes inside the graph that holds the whole cascade, by file as `time_graphs`.
+    """What each block and segment takes inside the cascade graph, by file as `time_graphs`.
 
     The graph is run with everybody leaving at one exit and the others closed: what a block takes is the
     difference to the exit before. What an exit takes that nobody leaves at is measured by opening it, out of reach.
     """
     manifest = cascade.manifest
-    nested = manifest.cascade
-    if nested is None:
-        raise InputError("the bundle has no graph for the whole cascade: time its blocks.")
+    cascade_graph = manifest.cascade
+    if cascade_graph is None:
+        raise InputError("the bundle has no cascade graph: time its blocks.")
     last = len(manifest.exits) - 1
     closed = [math.inf] * last
     rules: dict[tuple[str, int], list[float]] = {("through", last): closed}
@@ -152,7 +152,9 @@ def time_nested(
     found: dict[str, list[float]] = {graph.file: [] for graph in graphs}
     for count in rows:
         inputs = made_up_inputs(manifest, {**sizes, "batch": count})
-        runs = {name: partial(cascade.run_nested, inputs, switches(nested, rule)) for name, rule in rules.items()}
+        runs = {
+            name: partial(cascade.run_nested, inputs, switches(cascade_graph, rule)) for name, rule in rules.items()
+        }
         spent = _in_turns(runs, rounds, seconds / len(rows))
         through = [spent["through", j] for j in range(last + 1)]
         for graph in graphs:
@@ -172,7 +174,7 @@ def time_parts(
 ) -> Timings:
     """What every block and segment takes on this machine, the way that the cascade would run it."""
     if cascade.manifest.cascade is not None:
-        return time_nested(cascade, sizes, rows=rows, seconds=seconds)
+        return time_cascade_graph(cascade, sizes, rows=rows, seconds=seconds)
     graphs = [*cascade.manifest.blocks, *cascade.manifest.segments]
     return time_graphs(cascade, graphs, sizes, rows=rows, seconds=seconds)
 

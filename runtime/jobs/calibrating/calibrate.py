@@ -25,8 +25,8 @@ from offramp.runtime.jobs.auditing.audit import audit_records
 from offramp.runtime.jobs.calibrating.choose_points import Line, Progress, choose_points
 from offramp.runtime.jobs.calibrating.comparison import LEAST_ROWS, Compared, compare_points, refusals
 from offramp.runtime.jobs.calibrating.expected import flat
-from offramp.runtime.jobs.calibrating.history import Home, Keys
-from offramp.runtime.jobs.calibrating.labelled_rows import Evidence, check_labels, evidence_of, row_keys
+from offramp.runtime.jobs.calibrating.history import History, Keys
+from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, check_labels, labelled_rows, row_keys
 from offramp.runtime.jobs.calibrating.selection import ROUTED, resolve
 from offramp.runtime.jobs.calibrating.shift import held, shifted
 from offramp.runtime.jobs.calibrating.source import Source, source_of
@@ -58,7 +58,7 @@ class Calibrated:
     """
 
     calibration: Calibration
-    evidence: Evidence
+    evidence: LabelledRows
     split: Split
     points: list[Line]
     promises: list[Line]
@@ -77,7 +77,7 @@ class Calibrated:
     written: Path | None = None
 
     @property
-    def test(self) -> Evidence:
+    def test(self) -> LabelledRows:
         return self.evidence.take(self.split.test)
 
 
@@ -112,7 +112,7 @@ def calibrate(
     arrays.seed(seed)
     home, classes = _home(bundle, out)
     source = source_of(records, home.manifest)
-    everything = evidence_of(source.records, source.layers)
+    everything = labelled_rows(source.records, source.layers)
     _groups(subgroup, len(everything))
     labelled = np.flatnonzero(everything.truth >= 0)
     evidence = everything.take(labelled)
@@ -203,13 +203,13 @@ def calibrate(
         return replace(result, written=written)
 
 
-def _home(bundle: str | Path | None, out: str | Path | None) -> tuple[Home, tuple[str, ...] | None]:
+def _home(bundle: str | Path | None, out: str | Path | None) -> tuple[History, tuple[str, ...] | None]:
     if bundle is not None:
         opened = read_bundle(bundle)
-        return Home(opened.path, opened.manifest), tuple(opened.manifest.classes)
+        return History(opened.path, opened.manifest), tuple(opened.manifest.classes)
     if out is None:
         raise InputError("out: without a bundle, name a folder for the calibration.")
-    return Home(Path(out)), None
+    return History(Path(out)), None
 
 
 def _audited(records: Any, manifest: Manifest | None, rows: Ints, calibrators: str | Sequence[str]) -> tuple[bool, str]:
@@ -251,7 +251,7 @@ def _check_times(times: Sequence[float] | None, exits: int) -> None:
         raise InputError(f"times: expected {exits} cumulative milliseconds, one an exit, never falling; got {times}.")
 
 
-def _current(home: Home, notes: list[str]) -> Calibration | None:
+def _current(home: History, notes: list[str]) -> Calibration | None:
     """The calibration in force; one that can't be read is replaced, which is what its error asks for."""
     try:
         return home.current()
@@ -273,10 +273,10 @@ def _lost(current: Calibration | None, points: Mapping[str, OperatingPoint]) -> 
 
 
 def _judge(
-    home: Home,
+    home: History,
     current: Calibration | None,
     points: Mapping[str, OperatingPoint],
-    test: Evidence,
+    test: LabelledRows,
     keys: Keys,
     notes: list[str],
     seed: int,
@@ -307,8 +307,8 @@ def _judge(
 
 def _shifts(
     shifts: Mapping[str, str | Path | Records],
-    everything: Evidence,
-    test: Evidence,
+    everything: LabelledRows,
+    test: LabelledRows,
     points: Mapping[str, OperatingPoint],
     manifest: Manifest | None,
     layers: Sequence[int] | None,
@@ -316,7 +316,7 @@ def _shifts(
     notes: list[str],
 ) -> tuple[list[Line], list[Line]]:
     """Figures and promises on other data, and a note on rows there that the calibration was made from."""
-    moved: dict[str, Evidence] = {}
+    moved: dict[str, LabelledRows] = {}
     unknown = np.flatnonzero(everything.truth < 0)
     if len(unknown):
         moved["unlabelled"] = everything.take(unknown)
@@ -325,7 +325,7 @@ def _shifts(
         if source.records.labels is None:  # nothing in scope is known, so nothing is
             unlabelled = np.full(len(source.records), -1)
             source = replace(source, records=replace(source.records, labels=unlabelled))
-        moved[name] = evidence_of(source.records, source.layers if source.layers is not None else layers)
+        moved[name] = labelled_rows(source.records, source.layers if source.layers is not None else layers)
         if moved[name].exits != test.exits or moved[name].classes != test.classes:
             raise InputError(
                 f"shift {name!r}: {moved[name].exits} exits and {moved[name].classes} classes, the records have "

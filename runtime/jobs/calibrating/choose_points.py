@@ -8,7 +8,7 @@ import numpy as np
 from offramp.runtime.arrays import Bools
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.calibrating.expected import expected
-from offramp.runtime.jobs.calibrating.labelled_rows import Evidence, outcome_of
+from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, outcome_of
 from offramp.runtime.jobs.calibrating.selection import Selector, Tried
 from offramp.runtime.jobs.calibrating.splits import Split
 from offramp.runtime.jobs.calibrating.targets import (
@@ -28,7 +28,7 @@ Line = dict[str, Any]
 
 
 def choose_points(
-    evidence: Evidence,
+    evidence: LabelledRows,
     split: Split,
     *,
     targets: Sequence[Target] = DEFAULT,
@@ -101,7 +101,7 @@ def _with_risk(name: str, asked: AbstainRisk) -> str:
 
 
 def _abstaining(
-    base: OperatingPoint, certify: Evidence, asked: Sequence[AbstainRisk], tested: int
+    base: OperatingPoint, certify: LabelledRows, asked: Sequence[AbstainRisk], tested: int
 ) -> list[tuple[str, OperatingPoint, str | None]]:
     if not asked:
         return [(base.name, base, None)]

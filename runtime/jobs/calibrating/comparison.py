@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from offramp.runtime import metrics
 from offramp.runtime.arrays import Floats
-from offramp.runtime.jobs.calibrating.labelled_rows import Evidence, outcome_of
+from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, outcome_of
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.simulate import Simulation
 
@@ -36,7 +36,7 @@ class Compared:
 
 
 def compare_points(
-    old: Mapping[str, OperatingPoint], new: Mapping[str, OperatingPoint], evidence: Evidence, *, seed: int = 0
+    old: Mapping[str, OperatingPoint], new: Mapping[str, OperatingPoint], evidence: LabelledRows, *, seed: int = 0
 ) -> list[Compared]:
     """Compare the points that both have, figure by figure.
 
@@ -83,7 +83,7 @@ class _Seen:
     confce_draws: Floats
 
     @classmethod
-    def of(cls, point: OperatingPoint, evidence: Evidence, draws: Floats) -> "_Seen":
+    def of(cls, point: OperatingPoint, evidence: LabelledRows, draws: Floats) -> "_Seen":
         outcome: Simulation = outcome_of(evidence, point)
         right = outcome.label == evidence.truth
         whole = float(evidence.flops[-1].mean()) or 1.0
@@ -110,7 +110,7 @@ class _Seen:
 
 
 def _point(
-    name: str, old: OperatingPoint, new: OperatingPoint, evidence: Evidence, draws: Floats
+    name: str, old: OperatingPoint, new: OperatingPoint, evidence: LabelledRows, draws: Floats
 ) -> list[tuple[Compared, bool]]:
     n = len(evidence)
     a, b = _Seen.of(old, evidence, draws), _Seen.of(new, evidence, draws)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from offramp.runtime.arrays import Bools, Floats
-from offramp.runtime.jobs.calibrating.labelled_rows import Evidence, outcome_of
+from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, outcome_of
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.simulate import Simulation
 
@@ -34,7 +34,7 @@ def mean_interval(values: Floats) -> Interval | None:
     return float(values.mean()) - half, float(values.mean()) + half
 
 
-def expected(evidence: Evidence, point: OperatingPoint, outcome: Simulation | None = None) -> dict[str, Any]:
+def expected(evidence: LabelledRows, point: OperatingPoint, outcome: Simulation | None = None) -> dict[str, Any]:
     """The point's figures on these rows, JSON-able; None where there is nothing to measure.
 
     accuracy, coverage (share answered), risk (error among the answered), drop (accuracy of the full model

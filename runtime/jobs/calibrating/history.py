@@ -30,7 +30,7 @@ Keys = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class Home:
+class History:
     """Where calibrations live: a bundle's folder, or one of its own for logits of no bundle (manifest None)."""
 
     path: Path

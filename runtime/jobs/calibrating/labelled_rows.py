@@ -33,7 +33,7 @@ class Picked:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class LabelledRows:
     """Rows with labels, at every exit.
 
     logits: one (N, C) an exit, read when indexed. score, label: (J, N) as the gates saw them. flops: (J, N)
@@ -62,9 +62,9 @@ class Evidence:
     def exits(self) -> int:
         return len(self.logits)
 
-    def take(self, at: Ints) -> "Evidence":
+    def take(self, at: Ints) -> "LabelledRows":
         """Some of these rows, by their place here."""
-        return Evidence(
+        return LabelledRows(
             logits=tuple(Picked(z, at) for z in self.logits),
             score=self.score[:, at],
             label=self.label[:, at],
@@ -83,7 +83,7 @@ class Evidence:
         return {"routing": np.asarray(self.routing[: None if self.layers is None else self.layers[exit], rows])}
 
 
-def evidence_of(records: Records, layers: Sequence[int] | None = None) -> Evidence:
+def labelled_rows(records: Records, layers: Sequence[int] | None = None) -> LabelledRows:
     """Every row of the records, checked for what makes calibration meaningless.
 
     layers: how many routing layers each exit has seen. Raises InputError for records without labels or
@@ -103,7 +103,7 @@ def evidence_of(records: Records, layers: Sequence[int] | None = None) -> Eviden
     bad = np.flatnonzero(known & np.isnan(records.score).any(axis=0))
     if len(bad):
         raise InputError(f"records have NaN scores in {arrays.describe_rows(bad)}: mend the data first.")
-    return Evidence(
+    return LabelledRows(
         logits=tuple(Picked(z, everything) for z in records.logits),
         score=np.asarray(records.score),
         label=np.asarray(records.label),
@@ -116,7 +116,7 @@ def evidence_of(records: Records, layers: Sequence[int] | None = None) -> Eviden
     )
 
 
-def check_labels(evidence: Evidence) -> list[str]:
+def check_labels(evidence: LabelledRows) -> list[str]:
     """What is odd about the labels, in words. Raises InputError where they can't be what they claim to be.
 
     evidence: labelled rows only. Fewer than 50 are refused; so are labels that fit the predictions well once
@@ -146,7 +146,7 @@ def check_labels(evidence: Evidence) -> list[str]:
     return odd
 
 
-def _refuse_renamed(evidence: Evidence, accuracy: float) -> None:
+def _refuse_renamed(evidence: LabelledRows, accuracy: float) -> None:
     if accuracy >= RENAMED:
         return
     from scipy.optimize import linear_sum_assignment
@@ -168,7 +168,7 @@ def _refuse_renamed(evidence: Evidence, accuracy: float) -> None:
         )
 
 
-def row_keys(evidence: Evidence) -> NDArray[np.uint64]:
+def row_keys(evidence: LabelledRows) -> NDArray[np.uint64]:
     """A number for each row, from its label and its scores at all exits: the same row has it again tomorrow."""
     score = np.ascontiguousarray(evidence.score.T)
     keys = np.empty(len(evidence), np.uint64)
@@ -178,6 +178,6 @@ def row_keys(evidence: Evidence) -> NDArray[np.uint64]:
     return keys
 
 
-def outcome_of(evidence: Evidence, point: OperatingPoint) -> Simulation:
+def outcome_of(evidence: LabelledRows, point: OperatingPoint) -> Simulation:
     """What the operating point does on these rows (see `simulate`)."""
     return simulate(evidence, point, routing_layers=evidence.layers)

@@ -10,7 +10,7 @@ from offramp.runtime import metrics, scores
 from offramp.runtime.arrays import Array, Ints
 from offramp.runtime.calibration import Calibrator, get
 from offramp.runtime.jobs.calibrating.expected import expected, number
-from offramp.runtime.jobs.calibrating.labelled_rows import Evidence, outcome_of
+from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, outcome_of
 from offramp.runtime.points import OperatingPoint
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def metrics_of(result: "Calibrated", groups: tuple[str, NDArray[Any]] | None = N
     }
 
 
-def exits_alone(test: Evidence, times: tuple[float, ...] | None = None) -> list[Line]:
+def exits_alone(test: LabelledRows, times: tuple[float, ...] | None = None) -> list[Line]:
     """Each exit on all test rows, uncalibrated, whether or not a row would come that far."""
     eefp = metrics.eefp(test.score, test.correct) if len(test) else np.full(test.exits, np.nan)
     table = []
@@ -79,7 +79,7 @@ def exits_alone(test: Evidence, times: tuple[float, ...] | None = None) -> list[
     return table
 
 
-def exits_at(name: str, point: OperatingPoint, test: Evidence) -> list[Line]:
+def exits_at(name: str, point: OperatingPoint, test: LabelledRows) -> list[Line]:
     """An operating point's exits, on the test rows that reach each; confidence before and after calibration."""
     outcome = outcome_of(test, point)
     table = []
@@ -101,7 +101,7 @@ def exits_at(name: str, point: OperatingPoint, test: Evidence) -> list[Line]:
     return table
 
 
-def _calibration_of(calibrator: Calibrator, j: int, test: Evidence, reach: Ints) -> Line:
+def _calibration_of(calibrator: Calibrator, j: int, test: LabelledRows, reach: Ints) -> Line:
     rows = reach
     most = max(500, CLASSWISE_VALUES // test.classes)
     if len(rows) > most:
@@ -156,7 +156,9 @@ def _by_class(p: Array, y: Ints, label: Ints) -> Line:
     }
 
 
-def subgroups(name: str, groups: NDArray[Any], points: dict[str, OperatingPoint] | Any, test: Evidence) -> list[Line]:
+def subgroups(
+    name: str, groups: NDArray[Any], points: dict[str, OperatingPoint] | Any, test: LabelledRows
+) -> list[Line]:
     """Each point's figures on each group of test rows; rows of one value are a group."""
     table = []
     for value in np.unique(groups).tolist():

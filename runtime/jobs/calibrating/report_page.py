@@ -13,7 +13,7 @@ from offramp.runtime import metrics
 from offramp.runtime.calibration import get
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.bundles.inspect_page import readable
-from offramp.runtime.jobs.calibrating.labelled_rows import Evidence, outcome_of
+from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, outcome_of
 from offramp.runtime.jobs.calibrating.source import ASSUMED
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.scores import sigmoid
@@ -363,7 +363,7 @@ def _plots(result: "Calibrated", found: Mapping[str, Any]) -> str:
     return f"<h2>Plots</h2><div class='plots'>{shown}</div>"
 
 
-def _overview(result: "Calibrated", found: Mapping[str, Any], test: Evidence) -> list[tuple[str, str]]:
+def _overview(result: "Calibrated", found: Mapping[str, Any], test: LabelledRows) -> list[tuple[str, str]]:
     from offramp.runtime import plots
 
     points = result.calibration.points
@@ -382,7 +382,7 @@ def _overview(result: "Calibrated", found: Mapping[str, Any], test: Evidence) ->
     return [(alt, data) for alt, draw in made if (data := _svg(draw)) is not None]
 
 
-def _cost_accuracy(result: "Calibrated", found: Mapping[str, Any], test: Evidence) -> "Axes":
+def _cost_accuracy(result: "Calibrated", found: Mapping[str, Any], test: LabelledRows) -> "Axes":
     from offramp.runtime import plots
 
     line = [r.thresholds for r in result.chooser.rules if r.family in ("full", "equal score")]
@@ -399,7 +399,7 @@ def _cost_accuracy(result: "Calibrated", found: Mapping[str, Any], test: Evidenc
     return ax
 
 
-def _risk_coverage(points: Mapping[str, OperatingPoint], test: Evidence) -> "Axes":
+def _risk_coverage(points: Mapping[str, OperatingPoint], test: LabelledRows) -> "Axes":
     from offramp.runtime import plots
 
     curves, marks = {}, []
@@ -420,7 +420,7 @@ def _risk_coverage(points: Mapping[str, OperatingPoint], test: Evidence) -> "Axe
     return ax
 
 
-def _by_class(result: "Calibrated", test: Evidence) -> "Axes":
+def _by_class(result: "Calibrated", test: LabelledRows) -> "Axes":
     from offramp.runtime import plots
 
     point = next(iter(result.calibration.points.values()))
@@ -433,7 +433,7 @@ def _by_class(result: "Calibrated", test: Evidence) -> "Axes":
     return ax
 
 
-def _reliability(points: Mapping[str, OperatingPoint], test: Evidence) -> list[tuple[str, str]]:
+def _reliability(points: Mapping[str, OperatingPoint], test: LabelledRows) -> list[tuple[str, str]]:
     from offramp.runtime import plots
 
     made = []

@@ -16,7 +16,7 @@ from offramp.runtime import calibration, metrics, scores
 from offramp.runtime.arrays import Array, Bools, Floats, Ints
 from offramp.runtime.calibration import Calibrator
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.calibrating.labelled_rows import Evidence
+from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows
 from offramp.runtime.metrics.bins import default_bins, quantile_sizes, stable_order
 from offramp.runtime.thresholds import leave_at
 
@@ -79,7 +79,7 @@ class Tried:
 class Selector:
     """Chooses calibrators for the exits of operating points, remembering what it did for the same rows."""
 
-    propose: Evidence
+    propose: LabelledRows
     is_fit: Bools  # which of the proposing rows are of the fit part
     names: Sequence[str] = AUTO
     seed: int = 0

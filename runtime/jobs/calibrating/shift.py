@@ -12,12 +12,12 @@ import numpy as np
 from offramp.runtime import metrics
 from offramp.runtime.arrays import Bools
 from offramp.runtime.jobs.calibrating.expected import mean_interval, number, wilson
-from offramp.runtime.jobs.calibrating.labelled_rows import Evidence, outcome_of
+from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, outcome_of
 from offramp.runtime.points import OperatingPoint
 
 
 def shifted(
-    name: str, points: Mapping[str, OperatingPoint], test: Evidence, moved: Evidence
+    name: str, points: Mapping[str, OperatingPoint], test: LabelledRows, moved: LabelledRows
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """One line a point, and one line a promise of it.
 
@@ -31,7 +31,7 @@ def shifted(
     return lines, promises
 
 
-def _line(point: OperatingPoint, test: Evidence, moved: Evidence) -> dict[str, Any]:
+def _line(point: OperatingPoint, test: LabelledRows, moved: LabelledRows) -> dict[str, Any]:
     at_home, away = outcome_of(test, point), outcome_of(moved, point)
     n = len(moved)
     outside = moved.truth < 0
@@ -70,7 +70,7 @@ def _line(point: OperatingPoint, test: Evidence, moved: Evidence) -> dict[str, A
     }
 
 
-def _drop(moved: Evidence, right: Bools, inside: Bools) -> dict[str, Any]:
+def _drop(moved: LabelledRows, right: Bools, inside: Bools) -> dict[str, Any]:
     drop = (moved.correct[-1].astype(np.float64) - right)[inside]
     low, high = mean_interval(drop) or (None, None)
     return {"drop": number(drop.mean()) if len(drop) else None, "drop_low": low, "drop_high": high}

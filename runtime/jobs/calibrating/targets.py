@@ -13,7 +13,7 @@ import numpy as np
 from offramp.runtime import arrays
 from offramp.runtime.arrays import Floats
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.calibrating.labelled_rows import Evidence
+from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows
 from offramp.runtime.jobs.calibrating.rules import Rule, propose
 from offramp.runtime.thresholds import FrontierPoint, SelectiveRisk, binomial_bound, leave_at, pareto, risk_control, sgr
 
@@ -128,13 +128,13 @@ def percent(share: float) -> str:
 class Chooser:
     """Everything that targets are chosen from. times: (J,) cumulative milliseconds, or None."""
 
-    propose: Evidence
-    certify: Evidence
+    propose: LabelledRows
+    certify: LabelledRows
     rules: tuple[Rule, ...]
     times: Floats | None = None
 
     @classmethod
-    def of(cls, proposing: Evidence, certify: Evidence, times: Sequence[float] | None = None) -> "Chooser":
+    def of(cls, proposing: LabelledRows, certify: LabelledRows, times: Sequence[float] | None = None) -> "Chooser":
         rules = propose(proposing.score, proposing.correct, proposing.flops.astype(np.float64))
         return cls(proposing, certify, tuple(rules), None if times is None else np.asarray(times, np.float64))
 

@@ -38,7 +38,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Source:
+class DataFile:
     """One file's rows. column: of the raw rows, None for arrays. labels: int64 (N,), or None if the file has none."""
 
     table: Table
@@ -91,7 +91,7 @@ class Source:
             raise InputError(f"{self.name}: {error}") from error
 
 
-def open_data(path: str | Path, bundle: Bundle) -> list[Source]:
+def open_data(path: str | Path, bundle: Bundle) -> list[DataFile]:
     """The files of a data source in name order, their columns and labels checked; rows are read by `chunks`.
 
     path: a .npz, .npy or Parquet file with columns named as the model's inputs, and `labels`; if the bundle has
@@ -165,7 +165,7 @@ def _raw_column(table: Table, manifest: Manifest) -> str | None:
     raise InputError(f"{table.path}: lacks the column {missing[0]!r}; it has {table.names}, {takes}.")
 
 
-def _source(table: Table, column: str | None, manifest: Manifest, preprocessor: Preprocessor | None) -> Source:
+def _source(table: Table, column: str | None, manifest: Manifest, preprocessor: Preprocessor | None) -> DataFile:
     named = next((name for name in LABELS if name in table.names), None)
     if column is None:
         counts = {i.name: table.rows(i.name, i.batch_axis) for i in manifest.inputs}
@@ -184,7 +184,7 @@ def _source(table: Table, column: str | None, manifest: Manifest, preprocessor: 
     else:
         rows = table.rows(column)
     labels = None if named is None else _labels(table, named, rows, manifest.classes)
-    return Source(table, rows, labels, column, manifest, preprocessor)
+    return DataFile(table, rows, labels, column, manifest, preprocessor)
 
 
 def _labels(table: Table, name: str, rows: int, classes: list[str]) -> NDArray[np.int64]:

@@ -60,7 +60,7 @@ def stamp_of(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-class _File:
+class _OneFile:
     """What tables of one file have in common."""
 
     def __init__(self, path: Path) -> None:
@@ -114,7 +114,7 @@ class _Column:
         return values.reshape(self.shape, order="F" if self.fortran else "C")
 
 
-class Npz(_File):
+class Npz(_OneFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._columns: dict[str, _Column] = {}
@@ -168,7 +168,7 @@ class Npz(_File):
         yield from _together(self.path, columns)
 
 
-class Npy(_File):
+class Npy(_OneFile):
     """A single array, which goes by the name of the model's only input."""
 
     def __init__(self, path: Path, name: str) -> None:
@@ -236,7 +236,7 @@ def _at_end(stream: IO[bytes]) -> None:
 # ---------------------------------------------------------------- Parquet
 
 
-class Parquet(_File):
+class Parquet(_OneFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         try:

@@ -32,7 +32,7 @@ class Check:
         return self.labels <= MOST_LABELS and self.pairs <= MOST_PAIRS and not self.overflow
 
 
-def check_half(logits: NDArray[np.floating]) -> Check:
+def check_float16(logits: NDArray[np.floating]) -> Check:
     """Compare (N, C) logits with themselves in float16, in blocks of rows."""
     rows = len(logits)
     before, after = np.empty(rows), np.empty(rows)
@@ -64,7 +64,7 @@ def moved_pairs(before: Floats, after: Floats) -> float:
     return float(np.abs(first - second).sum() / (n * (n - 1) / 2))
 
 
-def store_half(path: Path) -> None:
+def store_float16(path: Path) -> None:
     """Replace an .npy of logits by one of float16, unless it is one; the file is whole at any moment."""
     logits = np.load(path, mmap_mode="r", allow_pickle=False)
     if logits.dtype == np.float16:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.data.sources import Chunk, Source, open_data
-from offramp.runtime.jobs.recording.float16 import Check, check_half, store_half
+from offramp.runtime.jobs.data.sources import Chunk, DataFile, open_data
+from offramp.runtime.jobs.recording.float16 import Check, check_float16, store_float16
 from offramp.runtime.jobs.recording.unfinished import Unfinished, unfinished
 from offramp.runtime.predictions import Records
 from offramp.runtime.records import INDEX, SCHEMA, Index, RecordsWriter, read_arrays, write_index
@@ -80,7 +80,7 @@ def record(
             assert journal.index is not None
             source: dict[str, Any] = {"files": {s.name: journal.hashes[s.name] for s in sources}}
             if half:
-                source["half"] = _store_half(work, journal, tell)
+                source["half"] = _store_float16(work, journal, tell)
             write_index(work.work, msgspec.structs.replace(journal.index, source=source))
             work.finish()
         except InputError:
@@ -97,7 +97,7 @@ class _Recording:
     def __init__(
         self,
         cascade: Cascade,
-        sources: Sequence[Source],
+        sources: Sequence[DataFile],
         work: Unfinished,
         journal: _Journal,
         total: int,
@@ -184,7 +184,7 @@ def _together(parts: Sequence[Records], positions: Sequence[NDArray[np.int64]]) 
     )
 
 
-def _key(cascade: Cascade, sources: Sequence[Source], allow_nonfinite: bool, half: bool) -> dict[str, Any]:
+def _key(cascade: Cascade, sources: Sequence[DataFile], allow_nonfinite: bool, half: bool) -> dict[str, Any]:
     """All that decides the result's bytes, but the data's content."""
     return {
         "offramp": metadata.version("offramp"),
@@ -208,7 +208,7 @@ _CHANGED = {
 }
 
 
-def _resume(work: Unfinished, key: dict[str, Any], sources: Sequence[Source], say: Say) -> _Journal:
+def _resume(work: Unfinished, key: dict[str, Any], sources: Sequence[DataFile], say: Say) -> _Journal:
     """The journal to go on with: an earlier process's as far as it holds, or a new one."""
     found: _Journal | None = work.read(_Journal)
     if found is not None and found.done and work.work.is_dir():
@@ -223,7 +223,7 @@ def _resume(work: Unfinished, key: dict[str, Any], sources: Sequence[Source], sa
     return _Journal(key=key)
 
 
-def _unchanged_rows(journal: _Journal, sources: Sequence[Source]) -> int:
+def _unchanged_rows(journal: _Journal, sources: Sequence[DataFile]) -> int:
     """Rows done in front of the first file whose content isn't what it was; the journal is wound back to them."""
     before = 0
     for source in sources:
@@ -253,7 +253,7 @@ def _whole(work: Unfinished, journal: _Journal) -> bool:
     return False
 
 
-def _store_half(work: Unfinished, journal: _Journal, say: Say) -> list[dict[str, Any]]:
+def _store_float16(work: Unfinished, journal: _Journal, say: Say) -> list[dict[str, Any]]:
     """Logits as float16 where the ranking survives; what was found at each exit, for the index.
 
     The finding is in the journal before the file is replaced, so a kill in between changes nothing.
@@ -262,11 +262,11 @@ def _store_half(work: Unfinished, journal: _Journal, say: Say) -> list[dict[str,
     for j in range(journal.index.exits):
         path = work.work / f"logits_{j}.npy"
         if j >= len(journal.half):
-            journal.half.append(check_half(np.load(path, mmap_mode="r", allow_pickle=False)))
+            journal.half.append(check_float16(np.load(path, mmap_mode="r", allow_pickle=False)))
             work.write(journal)
         found = journal.half[j]
         if found.survives:
-            store_half(path)
+            store_float16(path)
         else:
             say(
                 f"exit {j} keeps its logits as they are: as float16, {found.labels:.2%} of the labels and up to "

@@ -77,7 +77,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Step:
+class Node:
     """One operation. on_host: it only reckons with shapes. checked: its indices come from a caller's values."""
 
     operation: Operation
@@ -100,7 +100,7 @@ class Program:
     device: torch.device
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Node, ...]
     constants: Tensors  # on the host
     weights: Tensors  # on the device
     _moved: dict[tuple[Any, ...], Tensor] = field(default_factory=dict, repr=False)
@@ -109,16 +109,16 @@ class Program:
         self.plan = lru_cache(maxsize=64)(self._plan)
         self._weighty = {value.untyped_storage().data_ptr() for value in self.weights.values()}
 
-    def _plan(self, outputs: tuple[str, ...]) -> tuple[Step, ...]:
+    def _plan(self, outputs: tuple[str, ...]) -> tuple[Node, ...]:
         """The steps that some outputs need, each with the values that nobody wants after it."""
         wanted = set(outputs)
-        chosen: list[Step] = []
+        chosen: list[Node] = []
         for step in reversed(self.steps):
             if wanted.intersection(step.outputs):
                 chosen.append(step)
                 wanted.update(name for name in step.inputs if name)
         seen = set(outputs) | set(self.constants) | set(self.weights)
-        plan: list[Step] = []
+        plan: list[Node] = []
         for step in chosen:
             last = tuple(name for name in {*step.inputs, *step.outputs} if name and name not in seen)
             seen.update(last)
@@ -157,7 +157,7 @@ class Program:
         shared |= self._weighty
         return {n: v.clone() if v.untyped_storage().data_ptr() in shared else v for n, v in made.items()}
 
-    def _value(self, name: str, k: int, step: Step, device: Tensors, host: Tensors) -> Tensor | None:
+    def _value(self, name: str, k: int, step: Node, device: Tensors, host: Tensors) -> Tensor | None:
         if not name:
             return None
         if step.on_host or k in step.host_inputs:
@@ -216,7 +216,7 @@ def read_program(path: Path, weights: Weights, device: torch.device) -> Program:
         outputs = tuple(node.output)
         attributes = {a.name: _attribute(a) for a in node.attribute} | {"outputs": len(outputs)}
         steps.append(
-            Step(
+            Node(
                 operation=OPERATIONS[kind],
                 kind=kind,
                 name=node.name,

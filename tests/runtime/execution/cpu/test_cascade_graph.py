@@ -1,4 +1,4 @@
-"""The graph that holds a whole cascade answers as the blocks in series do, row by row."""
+"""The cascade graph answers as the blocks in series do, row by row."""
 
 import json
 import math

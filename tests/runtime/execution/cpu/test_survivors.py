@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from offramp.runtime.execution.cpu.survivors import GONE, Scratch, Survivors, gathering_pays
+from offramp.runtime.execution.cpu.survivors import GONE, BlockQueue, Scratch, gathering_pays
 
 
 def arrays_of(ids):
@@ -22,7 +22,7 @@ def check(arrays, ids):
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_rows_come_out_once_in_order_with_their_own_data(data):
-    queue, fresh, expected, got = Survivors({"a": 0, "b": 1}), 0, [], []
+    queue, fresh, expected, got = BlockQueue({"a": 0, "b": 1}), 0, [], []
     for _ in range(data.draw(st.integers(1, 8))):
         if data.draw(st.booleans()):
             count = data.draw(st.integers(1, 7))
@@ -50,7 +50,7 @@ def test_rows_come_out_once_in_order_with_their_own_data(data):
 
 
 def test_a_batch_nobody_left_is_handed_on_without_a_copy():
-    queue = Survivors({"a": 0})
+    queue = BlockQueue({"a": 0})
     source = arrays_of(range(4))
     queue.push(source, np.arange(4))
     taken, _ = queue.take(4)

@@ -13,7 +13,7 @@ from offramp.runtime import Cascade, InputError, OperatingPoint, sample
 from offramp.runtime.bundle import read_bundle
 from offramp.runtime.cli import main
 from offramp.runtime.jobs.bundles.repack import choose_exits, repack
-from offramp.runtime.jobs.bundles.timing import Timings, sizes_costing, time_graphs, time_nested, time_parts
+from offramp.runtime.jobs.bundles.timing import Timings, sizes_costing, time_cascade_graph, time_graphs, time_parts
 from offramp.runtime.jobs.recording.record import record
 from offramp.runtime.records import read_records
 from toys import Masked, make
@@ -107,7 +107,7 @@ def test_exits_that_cost_more_than_they_save_go(records_folder):
         assert max(choices[0].time.values()) <= 1, "no operating point gets slower"
 
 
-@pytest.mark.parametrize("measure", [time_graphs, time_nested])
+@pytest.mark.parametrize("measure", [time_graphs, time_cascade_graph])
 def test_times_are_measured_for_every_graph(measure):
     with Cascade.load(sample.BUNDLE, threads=1) as cascade:
         graphs = [*cascade.manifest.blocks, *cascade.manifest.segments]

@@ -24,7 +24,7 @@ from offramp.runtime.jobs.calibrating.calibrate import CalibrationRefused, calib
 from offramp.runtime.jobs.calibrating.choose_points import choose_points
 from offramp.runtime.jobs.calibrating.expected import expected
 from offramp.runtime.jobs.calibrating.history import read_version
-from offramp.runtime.jobs.calibrating.labelled_rows import check_labels, evidence_of
+from offramp.runtime.jobs.calibrating.labelled_rows import check_labels, labelled_rows
 from offramp.runtime.jobs.calibrating.source import own_logits
 from offramp.runtime.jobs.calibrating.splits import split_rows
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs
@@ -55,7 +55,7 @@ def digits(sample_bundle, tmp_path_factory):
 
 
 def points_of(records, **options):
-    evidence = evidence_of(records)
+    evidence = labelled_rows(records)
     points, _, unmet, _ = choose_points(evidence, split_rows(evidence.truth, 0), **options)
     return points, unmet
 
@@ -78,7 +78,7 @@ def test_points_keep_their_targets_on_new_rows():
     points, unmet = points_of(made_up(), targets=targets, abstain=[AbstainRisk(0.1)], times=[1, 2, 3, 4])
     assert not unmet
     assert list(points) == ["full", "half", "max-drop-2%", "guarantee-3%", "max-ms-2"]
-    fresh = evidence_of(made_up(rows=20_000, seed=1))
+    fresh = labelled_rows(made_up(rows=20_000, seed=1))
     seen = {name: expected(fresh, point) for name, point in points.items()}
     assert seen["half"]["flops_fraction"] <= 0.52
     assert seen["max-ms-2"]["flops_fraction"] * 4 <= 2.05
@@ -214,7 +214,7 @@ def test_labels_that_count_classes_in_another_order_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"once classes are renamed .* another order than the model's columns"):
         calibrate(None, moved, out=tmp_path / "o")
     noise = replace(records, labels=np.random.default_rng(7).integers(0, 10, 1000))
-    assert any("are the labels those of these rows" in note for note in check_labels(evidence_of(noise)))
+    assert any("are the labels those of these rows" in note for note in check_labels(labelled_rows(noise)))
 
 
 def test_own_logits_are_checked_by_name(tmp_path):

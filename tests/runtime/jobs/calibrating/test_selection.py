@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from made_records import made_up
 from offramp.runtime import calibration
-from offramp.runtime.jobs.calibrating.labelled_rows import evidence_of
+from offramp.runtime.jobs.calibrating.labelled_rows import labelled_rows
 from offramp.runtime.jobs.calibrating.selection import AUTO, Selector, pooled, resolve
 from offramp.runtime.jobs.calibrating.source import own_logits
 from offramp.runtime.points import full
 
 
 def selector(records, names, rows=None):
-    evidence = evidence_of(records)
+    evidence = labelled_rows(records)
     evidence = evidence if rows is None else evidence.take(rows)
     return Selector(evidence, np.arange(len(evidence)) % 3 > 0, names)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from offramp.runtime import metrics, scores
-from offramp.runtime.jobs.recording.float16 import check_half, moved_pairs, store_half
+from offramp.runtime.jobs.recording.float16 import check_float16, moved_pairs, store_float16
 
 
 def logits(rows=3000, classes=20, spread=4.0, seed=0):
@@ -25,7 +25,7 @@ def test_moved_pairs_bounds_the_discordant_ones():
 
 def test_ordinary_logits_survive_and_auroc_hardly_moves():
     z = logits()
-    found = check_half(z)
+    found = check_float16(z)
     assert found.survives
     wide = z.astype(np.float16).astype(np.float32)
     wrong = scores.top_label(z) != np.random.default_rng(1).integers(0, 3, len(z))
@@ -42,7 +42,7 @@ def test_ordinary_logits_survive_and_auroc_hardly_moves():
     ],
 )
 def test_logits_whose_ranking_float16_would_lose_do_not(z, why):
-    found = check_half(z)
+    found = check_float16(z)
     assert not found.survives
     assert getattr(found, why) > (0 if why == "overflow" else 2e-3)
 
@@ -50,10 +50,10 @@ def test_logits_whose_ranking_float16_would_lose_do_not(z, why):
 def test_storing_replaces_the_file_once(tmp_path):
     z, path = logits(), tmp_path / "logits_0.npy"
     np.save(path, z)
-    store_half(path)
+    store_float16(path)
     first = path.read_bytes()
     np.save(tmp_path / "plain.npy", z.astype(np.float16))
     assert first == (tmp_path / "plain.npy").read_bytes()
-    store_half(path)
+    store_float16(path)
     assert path.read_bytes() == first
     assert sorted(p.name for p in tmp_path.iterdir()) == ["logits_0.npy", "plain.npy"]

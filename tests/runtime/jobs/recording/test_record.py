@@ -283,7 +283,7 @@ def test_half_keeps_scores_and_says_what_it_found(cascade, data, tmp_path):
 
 def test_a_kill_between_check_and_conversion_changes_nothing(cascade, data, tmp_path, monkeypatch):
     expected = content(record(cascade, data, tmp_path / "unbroken", half=True))
-    store, calls = job.store_half, []
+    store, calls = job.store_float16, []
 
     def store_then_stop(path):
         store(path)
@@ -291,9 +291,9 @@ def test_a_kill_between_check_and_conversion_changes_nothing(cascade, data, tmp_
         if len(calls) == 2:
             raise Stopped
 
-    monkeypatch.setattr(job, "store_half", store_then_stop)
+    monkeypatch.setattr(job, "store_float16", store_then_stop)
     with pytest.raises(Stopped):
         record(cascade, data, tmp_path / "r", half=True)
-    monkeypatch.setattr(job, "store_half", store)
+    monkeypatch.setattr(job, "store_float16", store)
     record(cascade, data, tmp_path / "r", half=True)
     assert content(tmp_path / "r") == expected
