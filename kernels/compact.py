@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from offramp.kernels import reference
-from offramp.kernels.exit_gate import COMPACT_ROWS, as_bytes, is_tensor, on_triton, power_of_two
+from offramp.kernels.device import COMPACT_ROWS, as_bytes, is_tensor, on_triton, power_of_two
 from offramp.kernels.reference import Survivors
 
 if TYPE_CHECKING:

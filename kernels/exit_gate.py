@@ -1,13 +1,13 @@
 """The exit gate on whatever device its logits are on: one Triton launch for CUDA tensors, numpy elsewhere."""
 
 import math
-import os
-import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from offramp.kernels import reference
+from offramp.kernels.compact import compact_into
+from offramp.kernels.device import COMPACT_ROWS, as_bytes, is_tensor, on_triton, power_of_two
 from offramp.kernels.reference import GateOutput, Survivors
 
 if TYPE_CHECKING:
@@ -16,34 +16,7 @@ if TYPE_CHECKING:
 # Up to here a row is held on chip whole; beyond, it is streamed. 8,192 float32 are 32 registers of 256 threads.
 TILE = 8192
 STREAM = 2048  # lanes that stream a row: a running maximum and its sums in each
-# Up to here the program that finishes last writes down who stays, beyond that it takes two more launches.
-COMPACT_ROWS = 4096
 _MOST_PARTS = 64
-
-
-def is_tensor(value: Any) -> bool:
-    """Whether it's a torch tensor, without importing torch to ask."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def interpreting() -> bool:
-    """Whether Triton kernels run in its interpreter, which takes CPU tensors (TRITON_INTERPRET=1)."""
-    return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
-
-
-def on_triton(tensor: "torch.Tensor") -> bool:
-    """Whether Triton runs kernels on this tensor's device here."""
-    return (tensor.is_cuda or interpreting()) and _has_triton()
-
-
-@lru_cache(maxsize=1)
-def _has_triton() -> bool:
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def exit_gate(
@@ -159,14 +132,7 @@ def gate_into(
             *arguments, floats, integers, **shared, STEPS=steps, PARTS=parts, BLOCK=STREAM, num_warps=8
         )
     if survivors is not None and not fused:
-        from offramp.kernels.compact import compact_into
-
         compact_into(survivors, out.leave, live)
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that isn't below n."""
-    return 1 << max(0, n - 1).bit_length()
 
 
 def _warps(values: int) -> int:
@@ -205,13 +171,6 @@ def scratch(device: "torch.device") -> tuple[Any, Any, Any]:
             torch.empty(rows * 2 * 4, dtype=torch.int32, device=device),
         )
     return found
-
-
-def as_bytes(flags: "torch.Tensor") -> "torch.Tensor":
-    """A bool tensor as int8, over the same memory."""
-    import torch
-
-    return flags if flags.dtype == torch.int8 else flags.view(torch.int8)
 
 
 def _rounded_up(threshold: float) -> float:

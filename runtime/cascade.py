@@ -22,6 +22,7 @@ from offramp.runtime.bundle import (
     Segment,
     read_bundle,
 )
+from offramp.runtime.calibration_file import Calibration, read_calibration
 from offramp.runtime.errors import InputError
 from offramp.runtime.execution.cpu.blocks import Run
 from offramp.runtime.execution.cpu.cascade_graph import answer_cascade_graph
@@ -30,7 +31,7 @@ from offramp.runtime.execution.route import Route
 from offramp.runtime.execution.stages import plan
 from offramp.runtime.gate import Gate
 from offramp.runtime.inputs import Arrays, check_inputs
-from offramp.runtime.points import FULL, Calibration, OperatingPoint, read_calibration
+from offramp.runtime.points import FULL, OperatingPoint
 from offramp.runtime.predictions import Predictions, Records
 from offramp.runtime.preprocess import Preprocessor, from_bundle
 from offramp.runtime.scores import LARGEST

@@ -9,10 +9,11 @@ from typing import Any
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.errors import InputError
 from offramp.server.body import off_loop, read_body
-from offramp.server.engine import Answer, Engine, Query
+from offramp.server.engine import Engine
 from offramp.server.errors import ClientGone, TooLarge, outcome
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
+from offramp.server.query import Answer, Query
 from offramp.server.settings import Settings
 from starlette.requests import Request
 from starlette.responses import Response

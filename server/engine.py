@@ -9,67 +9,19 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from offramp.runtime.cascade import Cascade
 from offramp.server.errors import DeadlinePassed, QueueFull, Unavailable
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
+from offramp.server.query import PRIORITIES, Answer, Query
 
-PRIORITIES = range(1, 10)  # 1 goes first
-DEFAULT_PRIORITY = 5
 # A request runs in pieces of this many rows, so that one whose client has left stops soon. Eight of the
 # cascade's batches: the few half-filled batches at a piece's end cost under 2%.
 _PIECE = 1024
-
-
-@dataclass(frozen=True)
-class Group:
-    """Rows of one shape, which a cascade can run together.
-
-    arrays: the model's inputs. sizes: of every symbolic axis. positions: int64 (n,), where these rows stand
-    in their request.
-    """
-
-    arrays: Mapping[str, NDArray[Any]]
-    sizes: Mapping[str, int]
-    positions: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Query:
-    """What a request asks of the model. operating_point and max_exit are valid: see OperatingPoints.choose."""
-
-    groups: tuple[Group, ...]
-    rows: int
-    operating_point: str
-    max_exit: int
-    probabilities: bool = False
-    timeout: float | None = None
-    priority: int = DEFAULT_PRIORITY
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answers to a query's rows, in their order; fields as in runtime's Predictions.
-
-    probabilities: float32 (N, C) if asked for. flops_full: what the whole network would have cost.
-    """
-
-    label: NDArray[np.int64]
-    confidence: NDArray[np.float64]
-    exit: NDArray[np.int32]
-    abstain: NDArray[np.bool_]
-    flops: NDArray[np.int64]
-    probabilities: NDArray[np.float32] | None
-    flops_full: int
-
-    def __len__(self) -> int:
-        return len(self.label)
 
 
 class Engine(Protocol):

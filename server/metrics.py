@@ -7,18 +7,15 @@ and every series is there from the start, at zero.
 import platform
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING
 
 import numpy as np
 from fastapi import APIRouter
 from offramp.runtime.bundle import Manifest
+from offramp.server.query import Answer
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
-
-if TYPE_CHECKING:
-    from offramp.server.engine import Answer
 
 OUTCOMES = (
     "ok", "invalid", "too_large", "rejected", "unsupported", "timeout", "unavailable", "cancelled", "error",
@@ -81,7 +78,7 @@ class Metrics:
         """A request is over, one way or the other."""
         self._requests[outcome].inc()
 
-    def answered(self, answer: "Answer", seconds: float) -> None:
+    def answered(self, answer: Answer, seconds: float) -> None:
         """A request was answered."""
         self.ended("ok")
         self._duration.observe(seconds)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from offramp.runtime.bundle import Input, Manifest
 from offramp.runtime.errors import InputError
 from offramp.runtime.inputs import check_inputs
-from offramp.server.engine import Group
+from offramp.server.query import Group
 
 _SHOWN = 5  # positions listed in an error
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from offramp.runtime import BundleError, Cascade, InputError
 from offramp.runtime.bundle import read_bundle
+from offramp.runtime.calibration_file import read_calibration
 from offramp.runtime.files import seal
-from offramp.runtime.points import read_calibration
 
 
 @pytest.fixture

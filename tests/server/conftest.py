@@ -18,7 +18,8 @@ import pytest
 import uvicorn
 from offramp.runtime import Cascade, OperatingPoint
 from offramp.runtime.bundle import read_bundle
-from offramp.runtime.points import Calibration, full, write_calibration
+from offramp.runtime.calibration_file import Calibration, write_calibration
+from offramp.runtime.points import full
 from offramp.server import Settings, create_app
 
 CLASSES = ["кот", "dog 🐶", 'quote " \\', "плюс", "five"]

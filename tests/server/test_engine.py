@@ -4,10 +4,11 @@ import asyncio
 
 import numpy as np
 import pytest
-from offramp.server.engine import DEFAULT_PRIORITY, DirectEngine, Query
+from offramp.server.engine import DirectEngine
 from offramp.server.errors import Unavailable
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
+from offramp.server.query import DEFAULT_PRIORITY, Query
 from offramp.server.tensors import group_of_arrays
 
 

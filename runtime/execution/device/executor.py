@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from offramp.runtime.bundle import Block, Segment, read_bundle
+from offramp.runtime.calibration_file import read_calibration
 from offramp.runtime.cascade import FETCHABLE, Cascade
 from offramp.runtime.errors import InputError
 from offramp.runtime.execution.device.buckets import buckets
@@ -14,7 +15,7 @@ from offramp.runtime.execution.device.flow import Flow
 from offramp.runtime.execution.device.graphs import astray_error
 from offramp.runtime.execution.device.lanes import IN_FLIGHT, Device, open_device
 from offramp.runtime.inputs import check_inputs
-from offramp.runtime.points import OperatingPoint, read_calibration
+from offramp.runtime.points import OperatingPoint
 from offramp.runtime.predictions import Predictions
 
 BATCH_ROWS = 1024

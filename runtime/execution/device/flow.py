@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from offramp.kernels import gather
-from offramp.kernels.compact import Report
-from offramp.kernels.exit_gate import exit_gate, gate_into, on_triton
+from offramp.kernels.compact import Report, compact_into
+from offramp.kernels.device import on_triton
+from offramp.kernels.exit_gate import exit_gate, gate_into
 from offramp.kernels.reference import GateOutput, Survivors
 from offramp.runtime.execution.answers import Answers
 from offramp.runtime.execution.device.buckets import bucket
@@ -243,8 +244,6 @@ def _decide(
         gate_into(out, logits, threshold=threshold, live=live, survivors=survivors)
     else:
         _fill(out, exit_gate(logits, threshold=threshold, live=live))
-        from offramp.kernels.compact import compact_into
-
         compact_into(survivors, report.leave, live)
     if inverse is not None:
         calibrated = exit_gate(logits, inv_temperature=inverse)

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from offramp.runtime.bundle import CALIBRATION, MANIFEST, Block, Bundle, Manifest, Segment, read_bundle
+from offramp.runtime.calibration_file import Calibration, read_calibration, write_calibration
 from offramp.runtime.errors import InputError
 from offramp.runtime.execution.stages import plan
 from offramp.runtime.files import new_folder, seal, sha256_of_file
@@ -22,7 +23,7 @@ from offramp.runtime.jobs.bundles.timing import Timings
 from offramp.runtime.jobs.calibrating.expected import expected
 from offramp.runtime.jobs.calibrating.labelled_rows import labelled_rows
 from offramp.runtime.jobs.calibrating.splits import split_rows
-from offramp.runtime.points import FULL, Calibration, OperatingPoint, read_calibration, write_calibration
+from offramp.runtime.points import FULL, OperatingPoint
 from offramp.runtime.predictions import Records
 from offramp.runtime.simulate import simulate
 

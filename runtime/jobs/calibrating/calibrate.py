@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from offramp.runtime import arrays
 from offramp.runtime.arrays import Ints
 from offramp.runtime.bundle import Manifest, read_bundle
+from offramp.runtime.calibration_file import Calibration, encode_calibration
 from offramp.runtime.errors import BundleError, InputError, OfframpError
 from offramp.runtime.jobs.auditing.audit import audit_records
 from offramp.runtime.jobs.calibrating.choose_points import Line, Progress, choose_points
@@ -32,7 +33,7 @@ from offramp.runtime.jobs.calibrating.shift import held, shifted
 from offramp.runtime.jobs.calibrating.source import Source, source_of
 from offramp.runtime.jobs.calibrating.splits import Split, split_rows
 from offramp.runtime.jobs.calibrating.targets import DEFAULT, AbstainRisk, Chooser, MaxMs, Target
-from offramp.runtime.points import Calibration, OperatingPoint, encode_calibration
+from offramp.runtime.points import OperatingPoint
 from offramp.runtime.predictions import Records
 from offramp.runtime.records import read_index
 

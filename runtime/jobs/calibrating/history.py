@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.bundle import CALIBRATION, MANIFEST, Manifest, read_bytes
+from offramp.runtime.calibration_file import Calibration, decode_calibration, read_calibration
 from offramp.runtime.errors import BundleError, InputError
 from offramp.runtime.files import new_folder, remove_abandoned, write_atomically
 from offramp.runtime.jobs.lock import one_at_a_time
-from offramp.runtime.points import Calibration, decode_calibration, read_calibration
 
 HISTORY = "history"
 USED = "used.npy"

@@ -1,0 +1,56 @@
+"""What a request asks of the model, and what it is answered, whatever the protocol."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+PRIORITIES = range(1, 10)  # 1 goes first
+DEFAULT_PRIORITY = 5
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one shape, which a cascade can run together.
+
+    arrays: the model's inputs. sizes: of every symbolic axis. positions: int64 (n,), where these rows stand
+    in their request.
+    """
+
+    arrays: Mapping[str, NDArray[Any]]
+    sizes: Mapping[str, int]
+    positions: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Query:
+    """What a request asks of the model. operating_point and max_exit are valid: see OperatingPoints.choose."""
+
+    groups: tuple[Group, ...]
+    rows: int
+    operating_point: str
+    max_exit: int
+    probabilities: bool = False
+    timeout: float | None = None
+    priority: int = DEFAULT_PRIORITY
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answers to a query's rows, in their order; fields as in runtime's Predictions.
+
+    probabilities: float32 (N, C) if asked for. flops_full: what the whole network would have cost.
+    """
+
+    label: NDArray[np.int64]
+    confidence: NDArray[np.float64]
+    exit: NDArray[np.int32]
+    abstain: NDArray[np.bool_]
+    flops: NDArray[np.int64]
+    probabilities: NDArray[np.float32] | None
+    flops_full: int
+
+    def __len__(self) -> int:
+        return len(self.label)
