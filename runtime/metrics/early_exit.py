@@ -14,6 +14,7 @@ from offramp.runtime import arrays
 from offramp.runtime.arrays import Array, Bools, Floats, Ints
 from offramp.runtime.errors import InputError
 from offramp.runtime.metrics.selective import auroc
+from offramp.runtime.thresholds import geometric_shares, leave_at, reached, thresholds_for_shares
 
 Metric = TypeVar("Metric", bound=Callable[..., Any])
 
@@ -82,7 +83,7 @@ def eef1(scores: ArrayLike, correct: ArrayLike, thresholds: ArrayLike) -> Floats
     out = np.full(len(s), np.nan)
     playing = np.ones(s.shape[1], bool)
     for j in range(len(s)):
-        leaves = s[j] >= bars[j] if j < len(s) - 1 else np.ones_like(playing)
+        leaves = reached(s[j], float(bars[j])) if j < len(s) - 1 else np.ones_like(playing)
         right = int((leaves & target[j] & playing).sum())
         all_marks = int((leaves & playing).sum()) + int((target[j] & playing).sum())
         if all_marks:
@@ -133,8 +134,6 @@ def cost_accuracy(
     right = _correct(correct)
     s, c = _scores(scores, right.shape), _cost(cost, right.shape)
     if thresholds is None:
-        from offramp.runtime.thresholds import geometric_shares, thresholds_for_shares
-
         bars = np.array([thresholds_for_shares(s, geometric_shares(len(s), q)) for q in _spread(points)]).reshape(
             -1, len(s)
         )
@@ -144,7 +143,7 @@ def cost_accuracy(
     spent, hit = np.full(len(bars), np.nan), np.full(len(bars), np.nan)
     if len(rows):
         for i, one in enumerate(bars):
-            exits = exits_of(s, one)
+            exits = leave_at(s, one)
             spent[i], hit[i] = c[exits, rows].mean(), right[exits, rows].mean()
     return CostAccuracy(bars, spent, hit)
 
@@ -152,14 +151,6 @@ def cost_accuracy(
 def _spread(points: int) -> Floats:
     """log q from −12 to 12, denser around 0 where most of the curve is."""
     return 12 * np.linspace(-1, 1, points) ** 3
-
-
-def exits_of(scores: Array, thresholds: ArrayLike) -> Ints:
-    """(N,) the first exit whose score reaches its threshold; the last exit when none does."""
-    reached = scores >= np.asarray(thresholds, np.float64)[:, None]
-    reached[-1] = True
-    exits: Ints = reached.argmax(axis=0)
-    return exits
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,19 @@
 """Threshold rules: when to leave a cascade, and when to abstain.
 
 exit_share: by a cost budget. accuracy_target: the cheapest with at most so much accuracy lost, as measured.
-risk_control: the same as a promise. patience, ensembling: rules that carry state from exit to exit. sgr,
-fixed_coverage: abstention. joint_choice: exits and abstention together.
+risk_control: the same as a promise. sgr, fixed_coverage: abstention. joint_choice: exits and abstention together.
+reached, leave_at: the rule itself.
 """
 
 from offramp.runtime.thresholds.accuracy_target import AccuracyTarget, FrontierPoint, accuracy_target, pareto
 from offramp.runtime.thresholds.coverage import FixedCoverage, fixed_coverage
-from offramp.runtime.thresholds.ensembling import ensemble_step, running_geometric_mean
 from offramp.runtime.thresholds.exit_share import (
     ExitShare,
     exit_share,
     geometric_shares,
-    leave_at,
     thresholds_for_shares,
 )
 from offramp.runtime.thresholds.joint import JointChoice, joint_choice
-from offramp.runtime.thresholds.patience import Patience, choose_patience, patience_exits, patience_step
 from offramp.runtime.thresholds.risk_control import (
     RiskControl,
     betting_bound,
@@ -27,6 +24,7 @@ from offramp.runtime.thresholds.risk_control import (
     hoeffding_bentkus_p_value,
     risk_control,
 )
+from offramp.runtime.thresholds.rule import leave_at, reached
 from offramp.runtime.thresholds.sgr import SelectiveRisk, risk_bound, sgr
 
 __all__ = [
@@ -35,7 +33,6 @@ __all__ = [
     "FixedCoverage",
     "FrontierPoint",
     "JointChoice",
-    "Patience",
     "RiskControl",
     "SelectiveRisk",
     "accuracy_target",
@@ -43,8 +40,6 @@ __all__ = [
     "betting_p_value",
     "binomial_bound",
     "binomial_p_value",
-    "choose_patience",
-    "ensemble_step",
     "exit_share",
     "fixed_coverage",
     "geometric_shares",
@@ -53,11 +48,9 @@ __all__ = [
     "joint_choice",
     "leave_at",
     "pareto",
-    "patience_exits",
-    "patience_step",
+    "reached",
     "risk_bound",
     "risk_control",
-    "running_geometric_mean",
     "sgr",
     "thresholds_for_shares",
 ]

@@ -11,9 +11,9 @@ from offramp.runtime.errors import InputError
 from offramp.runtime.thresholds.exit_share import (
     cascade_inputs,
     geometric_shares,
-    leave_at,
     thresholds_for_shares,
 )
+from offramp.runtime.thresholds.rule import leave_at, reached
 
 INF = float("inf")
 # Three exits are searched exhaustively up to this many rows: rows² pairs at worst, by branch and bound.
@@ -85,7 +85,7 @@ class _Problem:
         rows = np.arange(self.scores.shape[1])
         arrived = np.ones(len(rows), bool)
         for i in range(j):
-            arrived &= ~(self.scores[i] >= bars[i])
+            arrived &= ~reached(self.scores[i], float(bars[i]))
         early_cost, early_loss = self.outcome(bars)
         later_cost, later_loss = self.outcome(bars, j + 1)
         base = np.where(arrived, [later_cost, later_loss], [early_cost, early_loss])

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 from offramp.runtime import arrays
-from offramp.runtime.arrays import Array, Bools, Floats, Ints
+from offramp.runtime.arrays import Array, Floats, Ints
 from offramp.runtime.errors import InputError
+from offramp.runtime.thresholds.rule import leave_at
 
 # Shares written as decimals may sum to a little more than 1.
 _SLACK = 1e-6
@@ -52,20 +53,6 @@ def cascade_inputs(scores: ArrayLike, flops: ArrayLike) -> tuple[Array, Floats]:
     if (np.diff(cost, axis=0) < 0).any():
         raise InputError("flops: expected the cumulative cost of leaving at each exit, which never falls with depth.")
     return s, cost
-
-
-def leave_at(scores: Array, thresholds: ArrayLike) -> Ints:
-    """(N,) first exit j whose score (J, N) reaches thresholds[j]; the last exit when none does.
-
-    A NaN score reaches nothing; a NaN threshold is an InputError, as is another number of thresholds.
-    """
-    bar = np.asarray(thresholds, np.float64)
-    if bar.shape != scores.shape[:1] or np.isnan(bar).any():
-        raise InputError(f"thresholds: expected {len(scores)} numbers, none of them NaN, got {bar.tolist()}.")
-    reached: Bools = scores >= bar[:, None]
-    reached[-1] = True
-    exits: Ints = reached.argmax(axis=0)
-    return exits
 
 
 def mean_cost(cost: Floats, exits: Ints) -> float:

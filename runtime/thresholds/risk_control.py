@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike
 from offramp.runtime import arrays
 from offramp.runtime.arrays import Array, Floats
 from offramp.runtime.errors import InputError
-from offramp.runtime.thresholds.exit_share import cascade_inputs, leave_at
+from offramp.runtime.thresholds.exit_share import cascade_inputs
+from offramp.runtime.thresholds.rule import leave_at
 from offramp.runtime.thresholds.sgr import risk_bound
 
 INF = float("inf")
