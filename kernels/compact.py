@@ -150,8 +150,8 @@ def _as_words(tensor: "torch.Tensor", word: int) -> "torch.Tensor":
 class Report:
     """What a gate tells the host about one batch: packed in one allocation, brought over by one copy.
 
-    On the device: `count` and `astray` (1,), `label`, `survivors` int32 and `score`, `entropy`, `odds` float32, each
-    (rows,), and `leave` bool, which stays there. astray: for whoever has something to say of the whole batch.
+    On the device: `count` and `out_of_range` (1,), `label`, `survivors` int32 and `score`, `entropy`, `odds` float32,
+    each (rows,), and `leave` bool, which stays there. out_of_range: whether some index of the batch was.
     `send` starts the copy into pinned memory and marks the place on the stream; `arrived` waits for that mark
     alone, never for the device.
     """
@@ -167,7 +167,7 @@ class Report:
         self._event: Any = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._host = torch.zeros_like(self._memory, device="cpu", pin_memory=self._event is not None)
         self.leave = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.count, self.astray = self._memory[:1], self._memory[1:2]
+        self.count, self.out_of_range = self._memory[:1], self._memory[1:2]
         floats = self._memory.view(torch.float32)
         self.label, self.survivors = self._column(self._memory, "label"), self._column(self._memory, "survivors")
         self.score, self.entropy, self.odds = (self._column(floats, name) for name in self._COLUMNS[2:])
@@ -185,12 +185,12 @@ class Report:
     def arrived(self) -> dict[str, NDArray[Any]]:
         """Wait for the copy, and for that only. Views of pinned memory, valid until the next `send`.
 
-        "count", "astray" (1,), "label" and "survivors" int32 (rows,), "score", "entropy" and "odds" float32 (rows,).
+        "count", "out_of_range" (1,); "label", "survivors" int32 and "score", "entropy", "odds" float32, each (rows,).
         """
         if self._event is not None:
             self._event.synchronize()
         words = self._host.numpy()
-        columns: dict[str, NDArray[Any]] = {"count": words[:1], "astray": words[1:2]}
+        columns: dict[str, NDArray[Any]] = {"count": words[:1], "out_of_range": words[1:2]}
         for name in self._COLUMNS:
             column = self._column(words, name)
             columns[name] = column if name in ("label", "survivors") else column.view(np.float32)

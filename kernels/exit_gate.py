@@ -8,7 +8,7 @@ import numpy as np
 from offramp.kernels import reference
 from offramp.kernels.compact import compact_into
 from offramp.kernels.device import COMPACT_ROWS, as_bytes, is_tensor, on_triton, power_of_two
-from offramp.kernels.reference import GateOutput, Survivors
+from offramp.kernels.reference import GateOutput, Survivors, rounded_up
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +98,7 @@ def gate_into(
         _per_class(bias, 0.0, logits),
         by_class,
         uniform,
-        _rounded_up(threshold),
+        rounded_up(threshold),
         high,
         low,
         None if live is None else as_bytes(live),
@@ -171,15 +171,6 @@ def scratch(device: "torch.device") -> tuple[Any, Any, Any]:
             torch.empty(rows * 2 * 4, dtype=torch.int32, device=device),
         )
     return found
-
-
-def _rounded_up(threshold: float) -> float:
-    """The smallest float32 that isn't below: a float32 score reaches one exactly if it reaches the other."""
-    with np.errstate(over="ignore"):
-        near = np.float32(threshold)
-    if near < threshold:
-        near = np.nextafter(near, np.float32(np.inf))
-    return float(near)
 
 
 def _halves(alpha: float | None) -> tuple[float, float]:

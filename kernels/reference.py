@@ -86,6 +86,14 @@ def exit_gate(
     )
 
 
+def rounded_up(threshold: float) -> float:
+    """The least float32 that isn't below: a float32 score reaches the one exactly if it reaches the other."""
+    with np.errstate(over="ignore"):
+        near = np.float32(threshold)
+        # Compared as float64: numpy would first round a Python number to the float32 beside it.
+        return float(near if float(near) >= threshold else np.nextafter(near, np.float32(np.inf)))
+
+
 def recalibrated(score: ArrayLike, alpha: float, classes: int) -> NDArray[np.float64]:
     """(n,) confidence f̂_α(sigmoid(score)) (EEFP section 3.2 and appendix B), computed from what is missing to 1:
 

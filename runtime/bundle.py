@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 from offramp.runtime import cost
-from offramp.runtime.errors import BundleError
+from offramp.runtime.errors import BundleError, InputError
 from offramp.runtime.files import inside, sha256_of_file, unseal
-from offramp.runtime.preprocess.spec import Preprocess, check
+from offramp.runtime.preprocess import Preprocess, Preprocessor, check, open_preprocessor
 
 SCHEMA = "offramp/1"
 MANIFEST = "manifest.json"
@@ -146,6 +146,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Names of the routing outputs, in layer order."""
         return self.exits[-1].routing
 
+    @property
+    def typical_sizes(self) -> dict[str, int]:
+        """Sizes of the symbolic axes, the batch apart, at which the bundle was verified; 32 where that isn't known."""
+        verified = (self.verified.get("sizes") or [{}])[0]
+        return {axis: int(verified.get(axis, 32)) for axis in self.axes[1:]}
+
 
 @dataclass(frozen=True)
 class Bundle:
@@ -156,6 +162,17 @@ class Bundle:
 
     def file(self, relative: str) -> Path:
         return inside(self.path, relative, where=f"{self.path / MANIFEST}")
+
+    def preprocessor(self) -> Preprocessor:
+        """What turns a list of texts or pictures into the model's inputs.
+
+        Raises InputError if the bundle has no preprocessing, RuntimeUnavailable if its library isn't installed.
+        """
+        if self.manifest.preprocess is None:
+            raise InputError(
+                f"{self.path}: this bundle takes arrays only; export it with preprocess=… and it takes raw rows."
+            )
+        return open_preprocessor(self.manifest.preprocess, self.manifest.inputs, self.file)
 
 
 def read_bundle(path: str | Path) -> Bundle:

@@ -1,8 +1,7 @@
 """Leave, go on, abstain: the one place where that is decided, for runtime, server and simulator alike."""
 
-import math
 from collections.abc import Callable, Mapping
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -12,36 +11,7 @@ from offramp.runtime.calibration.identity import Identity
 from offramp.runtime.errors import InputError
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.scores import sigmoid
-
-State = dict[str, NDArray[Any]]
-"""What a rule carries from exit to exit, one entry a row (axis 0): patience counters, running means."""
-
-
-# Right after a run of ONNX Runtime a call into numpy costs ten times what it does in a hot loop; a few
-# rows are compared faster one by one.
-_FEW_ROWS = 8
-
-
-@lru_cache(maxsize=64)
-def _all(rows: int, value: bool) -> NDArray[np.bool_]:
-    """A shared constant, so it is read-only."""
-    constant = np.full(rows, value)
-    constant.flags.writeable = False
-    return constant
-
-
-def _reached(score: NDArray[Any], threshold: float) -> NDArray[np.bool_]:
-    """score >= threshold in float64: a float32 score against a rounded threshold would move ties."""
-    rows = len(score)
-    if threshold == -math.inf:
-        return _all(rows, True)
-    if rows <= _FEW_ROWS:
-        reached = [s >= threshold for s in score.tolist()]
-        if not any(reached):
-            return _all(rows, False)
-        if all(reached):
-            return _all(rows, True)
-    return np.asarray(score, np.float64) >= threshold
+from offramp.runtime.thresholds.rule import FEW_ROWS, reached
 
 
 class Decision:
@@ -50,7 +20,6 @@ class Decision:
     leave: bool (n,), answered here. abstain: bool (n,), answered with the flag that says don't rely on it;
     meaningful where `leave`. confidence: float64 (n,) calibrated probability that the label is right, and
     log_odds: the same as log-odds, which keep their order where confidence rounds to 1.
-    state: to be handed to `decide` at the next exit, with the rows that go on.
 
     What only a row that leaves needs is computed when it is first looked at: most exits let most rows go on.
     """
@@ -58,19 +27,17 @@ class Decision:
     def __init__(
         self,
         leave: NDArray[np.bool_],
-        state: State | None,
         log_odds: NDArray[Any] | Callable[[], NDArray[np.float64]],
         below: float,
     ) -> None:
         self.leave = leave
-        self.state = state
         self._log_odds = log_odds
         self._below = below
 
     @property
     def anyone(self) -> bool:
         """Whether any row leaves."""
-        return any(self.leave.tolist()) if len(self.leave) <= _FEW_ROWS else bool(self.leave.any())
+        return any(self.leave.tolist()) if len(self.leave) <= FEW_ROWS else bool(self.leave.any())
 
     @cached_property
     def log_odds(self) -> NDArray[np.float64]:
@@ -83,7 +50,7 @@ class Decision:
 
     @cached_property
     def confidence(self) -> NDArray[np.float64]:
-        if len(self.leave) > _FEW_ROWS:
+        if len(self.leave) > FEW_ROWS:
             return sigmoid(self.log_odds)
         # As sigmoid does it. The exponential is numpy's own here too: math.exp may differ in the last bit, and a
         # row's confidence would then depend on how many rows are beside it.
@@ -93,7 +60,7 @@ class Decision:
 
     @cached_property
     def abstain(self) -> NDArray[np.bool_]:
-        if len(self.leave) > _FEW_ROWS:
+        if len(self.leave) > FEW_ROWS:
             return ~(self.log_odds >= self._below)
         return np.array([not s >= self._below for s in self._few()])
 
@@ -120,21 +87,19 @@ class Gate:
         label: NDArray[Any],
         score: NDArray[Any],
         aux: Mapping[str, NDArray[Any]] | None = None,
-        state: State | None = None,
     ) -> Decision:
         """Decide for n rows at one exit.
 
         exit: its index. label: (n,) integers. score: (n,) log-odds; a NaN reaches no threshold.
-        aux: what the exit's calibrator `needs` more of these rows. state: what the last call returned.
+        aux: what the exit's calibrator `needs` more of these rows.
 
         Rule: leave at the first exit j with score >= thresholds[j]; +inf is an exit that is switched off, and
         at -inf, which the last exit's always is, every row leaves, one with a NaN score too. Abstain where the
         log-odds of the calibrated confidence don't reach `abstain_below`; a NaN reaches nothing, so it abstains.
         """
-        leave = _reached(score, self.point.thresholds[exit])
-
+        leave = reached(score, self.point.thresholds[exit])
         calibrator = self.calibrators[exit]
         if self._raw[exit]:
-            return Decision(leave, state, score, self.point.abstain_below)
+            return Decision(leave, score, self.point.abstain_below)
         given = {**(aux or {}), "score": score, "label": label}
-        return Decision(leave, state, lambda: calibrator.score(given), self.point.abstain_below)
+        return Decision(leave, lambda: calibrator.score(given), self.point.abstain_below)

@@ -68,6 +68,30 @@ def _names(manifest: Manifest) -> list[str]:
     return [i.name for i in manifest.inputs]
 
 
+def rows_of(arrays: Mapping[str, NDArray[Any]], manifest: Manifest, start: int, stop: int) -> Arrays:
+    """Rows start…stop of a model's inputs, each along its own batch axis; contiguous, and views where they can be."""
+    return {
+        i.name: np.ascontiguousarray(arrays[i.name][(slice(None),) * i.batch_axis + (slice(start, stop),)])
+        for i in manifest.inputs
+    }
+
+
+def made_up_inputs(manifest: Manifest, sizes: Mapping[str, int]) -> Arrays:
+    """Inputs of the model's types and these axis sizes: normal floats, ones for integers. For time, not for answers."""
+    rng = np.random.default_rng(0)
+    arrays: Arrays = {}
+    for given in manifest.inputs:
+        missing = [d for d in given.shape if isinstance(d, str) and d not in sizes]
+        if missing:
+            raise InputError(
+                f"sizes lacks the axis {missing[0]!r} of input {given.name!r}: for example {missing[0]}=32."
+            )
+        shape = [sizes[d] if isinstance(d, str) else d for d in given.shape]
+        floats = np.dtype(given.dtype).kind == "f"
+        arrays[given.name] = (rng.standard_normal(shape) if floats else np.ones(shape)).astype(given.dtype)
+    return arrays
+
+
 _INTEGERS = "biu"
 
 

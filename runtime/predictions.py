@@ -25,7 +25,8 @@ class Predictions:
     exit: NDArray[np.int32]
     abstain: NDArray[np.bool_]
     flops: NDArray[np.int64]
-    _confidence: NDArray[np.float64] | Callable[[], NDArray[np.float64]] = field(repr=False, compare=False)
+    _confidence: Callable[[], NDArray[np.float64]] = field(repr=False, compare=False)
+    _log_odds: Callable[[], NDArray[np.float64]] = field(repr=False, compare=False)
     executed: tuple[int, ...] = ()
     _fetched: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     _again: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
@@ -36,10 +37,15 @@ class Predictions:
     @cached_property
     def confidence(self) -> NDArray[np.float64]:
         """float64 (N,) in [0, 1], calibrated probability that the label is right."""
-        made = self._confidence
-        return made() if callable(made) else made
+        return self._confidence()
 
-    def _get(self, kind: str) -> Any:
+    @cached_property
+    def log_odds(self) -> NDArray[np.float64]:
+        """float64 (N,) calibrated confidence as log-odds, which keep their order where it rounds to 1."""
+        return self._log_odds()
+
+    def fetched(self, kind: str) -> Any:
+        """What came with the answer, or is got now: "probabilities" or "routing"."""
         if kind not in self._fetched and self._again is not None:
             self._fetched[kind] = self._again(kind)
         return self._fetched.get(kind)
@@ -51,12 +57,12 @@ class Predictions:
         Logits aren't kept unless somebody asks: with predict(..., fetch=("probabilities",)) they come with
         the answer; otherwise the first access runs the rows again.
         """
-        return np.asarray(self._get("probabilities"))
+        return np.asarray(self.fetched("probabilities"))
 
     @property
     def routing(self) -> NDArray[np.float32]:
         """(L, N) routing entropies; NaN for layers a row didn't run. Fetched like probabilities."""
-        return np.asarray(self._get("routing"))
+        return np.asarray(self.fetched("routing"))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import numpy as np
 from offramp.runtime import arrays, scores
 from offramp.runtime.arrays import Array, Bools, Floats, Ints
 from offramp.runtime.errors import InputError
+from offramp.runtime.execution.answers import Answers
 from offramp.runtime.gate import Gate
 from offramp.runtime.points import OperatingPoint
 
@@ -63,45 +64,34 @@ def simulate(
         raise InputError(f"routing_layers: expected {exits} numbers, got {len(routing_layers)}.")
     rows = flops.shape[1]
     kind = getattr(records, "score", None)
-    out = Simulation(
-        exit=np.zeros(rows, np.int64),
-        label=np.zeros(rows, np.int64),
-        score=np.zeros(rows, np.float32 if kind is None else np.asarray(kind).dtype),
-        confidence=np.zeros(rows),
-        log_odds=np.zeros(rows),
-        abstain=np.zeros(rows, bool),
-        flops=np.zeros(rows, flops.dtype),
-    )
+    answers = Answers(rows, score=np.float64 if kind is None else np.asarray(kind).dtype, flops=flops.dtype)
     for part in arrays.row_blocks(rows, 1, ROWS):
-        _walk(records, gate, np.arange(part.start, part.stop), routing_layers, out)
-    out.flops[:] = flops[out.exit, np.arange(rows)]
-    return out
+        _walk(records, gate, np.arange(part.start, part.stop), routing_layers, answers)
+    answers.flops[:] = flops[answers.exit, np.arange(rows)]
+    return Simulation(
+        exit=answers.exit.astype(np.int64),
+        label=answers.label,
+        score=answers.score,
+        confidence=answers.confidence,
+        log_odds=answers.log_odds,
+        abstain=answers.abstain,
+        flops=answers.flops,
+    )
 
 
-def _walk(records: Recorded, gate: Gate, playing: Ints, routing_layers: Sequence[int] | None, out: Simulation) -> None:
-    state = None
-    thresholds = gate.point.thresholds
-    for j in range(len(thresholds)):
-        # An exit that is switched off isn't run, so its gate sees nothing.
-        if thresholds[j] == np.inf or not len(playing):
-            continue
+def _walk(records: Recorded, gate: Gate, playing: Ints, routing_layers: Sequence[int] | None, answers: Answers) -> None:
+    for j in gate.point.exits:  # an exit that is switched off isn't run, so its gate sees nothing
+        if not len(playing):
+            return
         label, score = _seen(records, j, playing)
         aux: dict[str, Any] = {}
         if gate.needs(j) & {"logits", "entropy"}:
             aux["logits"] = np.asarray(records.logits[j][playing])
         if "routing" in gate.needs(j):
             aux["routing"] = _routing(records, j, playing, routing_layers)
-        decision = gate.decide(j, label, score, aux, state)
-        gone, stay = decision.leave, ~decision.leave
-        rows = playing[gone]
-        out.exit[rows] = j
-        out.label[rows] = label[gone]
-        out.score[rows] = score[gone]
-        out.confidence[rows] = decision.confidence[gone]
-        out.log_odds[rows] = decision.log_odds[gone]
-        out.abstain[rows] = decision.abstain[gone]
-        playing = playing[stay]
-        state = None if decision.state is None else {name: values[stay] for name, values in decision.state.items()}
+        decision = gate.decide(j, label, score, aux)
+        answers.keep(j, decision, decision.leave, playing, label, score)
+        playing = playing[~decision.leave]
 
 
 def _seen(records: Recorded, j: int, rows: Ints) -> tuple[Ints, Array]:

@@ -17,7 +17,7 @@ from offramp.server.settings import Settings
 _METAVARS = {
     "host": "ADDRESS",
     "operating_point": "NAME",
-    "device": "cpu|cuda",
+    "device": "DEVICE",
     "timeout": "SECONDS",
     "log_level": "LEVEL",
 }

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-from offramp.runtime.cascade import Cascade
+from offramp.runtime.execution.answers import Answers
+from offramp.runtime.inputs import rows_of
 from offramp.server.errors import DeadlinePassed, QueueFull, Unavailable
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
@@ -211,36 +211,15 @@ class DirectEngine:
         """Answer a job, piece by piece; None if its caller leaves or its deadline passes meanwhile."""
         query = job.query
         cascade = self._points.cascade(query.operating_point, query.max_exit)
-        answer = blank(query, cascade)
+        answers = Answers(query.rows, len(cascade.classes) if query.probabilities else None)
         fetch = ("probabilities",) if query.probabilities else ()
-        axes = {i.name: i.batch_axis for i in cascade.manifest.inputs}
         for group in query.groups:
             for start in range(0, len(group.positions), _PIECE):
                 if job.abandoned or time.monotonic() >= job.deadline:
                     return None
-                piece = slice(start, start + _PIECE)
-                rows = group.positions[piece]
-                out = cascade.predict(
-                    {name: array[(slice(None),) * axes[name] + (piece,)] for name, array in group.arrays.items()},
-                    fetch=fetch,
-                )
+                piece = rows_of(group.arrays, cascade.manifest, start, start + _PIECE)
+                out = cascade.predict(piece, fetch=fetch)
                 self._metrics.ran(out.executed)
-                for name in ("label", "confidence", "exit", "abstain", "flops"):
-                    getattr(answer, name)[rows] = getattr(out, name)
-                if answer.probabilities is not None:
-                    answer.probabilities[rows] = out.probabilities
-        return answer
-
-
-def blank(query: Query, cascade: Cascade) -> Answer:
-    """The answer to a query, still to be filled in."""
-    rows = query.rows
-    return Answer(
-        label=np.zeros(rows, np.int64),
-        confidence=np.zeros(rows, np.float64),
-        exit=np.zeros(rows, np.int32),
-        abstain=np.zeros(rows, np.bool_),
-        flops=np.zeros(rows, np.int64),
-        probabilities=np.zeros((rows, len(cascade.classes)), np.float32) if query.probabilities else None,
-        flops_full=sum(int(cascade.row_flops(g.sizes)[-1]) * len(g.positions) for g in query.groups),
-    )
+                answers.place(group.positions[start : start + _PIECE], out)
+        whole = sum(int(cascade.row_flops(group.sizes)[-1]) * len(group.positions) for group in query.groups)
+        return Answer.of(answers, flops_full=whole)

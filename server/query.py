@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from offramp.runtime.execution.answers import Answers
 
 PRIORITIES = range(1, 10)  # 1 goes first
 DEFAULT_PRIORITY = 5
@@ -51,6 +52,19 @@ class Answer:
     flops: NDArray[np.int64]
     probabilities: NDArray[np.float32] | None
     flops_full: int
+
+    @classmethod
+    def of(cls, answers: Answers, *, flops_full: int) -> Self:
+        """Every row's answer, as the runtime wrote it down."""
+        return cls(
+            label=answers.label,
+            confidence=answers.confidence,
+            exit=answers.exit,
+            abstain=answers.abstain,
+            flops=answers.flops,
+            probabilities=answers.probabilities,
+            flops_full=flops_full,
+        )
 
     def __len__(self) -> int:
         return len(self.label)

@@ -17,7 +17,7 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     operating_point: str = Field("full", description="operating point of requests that name none")
-    device: Literal["cpu", "cuda"] = Field("cpu", description="where the blocks run")
+    device: str = Field("cpu", description="where blocks run: cpu, cuda, cuda:N or torch:cuda")
     threads: int | None = Field(None, ge=1, description="threads a block runs on; default: the CPUs there are")
     lanes: int = Field(1, ge=1, le=64, description="requests that run at the same time, sharing those threads")
     max_rows_per_request: int = Field(16_384, ge=1, description="rows in one request; more is 413")

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         with Cascade.load(args.bundle, args.device, threads=args.threads) as cascade:
             graphs = [*bundle.manifest.blocks, *bundle.manifest.segments]
             timings = time_graphs(cascade, graphs, sizes)
-            if bundle.manifest.cascade is not None:
+            if cascade.executor.runs_cascade_graph:
                 cascade_graph = time_cascade_graph(cascade, sizes)
     found = inspect(bundle, sizes, timings, cascade_graph)
     print(msgspec.json.format(msgspec.json.encode(found)).decode() if args.json else describe(found))

@@ -4,7 +4,7 @@ import argparse
 
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.bundles.timing import typical_sizes
+from offramp.runtime.execution.executor import DEVICES
 
 # What `open_data` takes, for the help of commands that read data.
 DATA = (
@@ -16,7 +16,7 @@ DATA = (
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:
     """Where and how the cascade runs."""
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where blocks run (default: cpu)")
+    parser.add_argument("--device", default="cpu", help=f"where blocks run: {DEVICES} (default: cpu)")
     parser.add_argument("--threads", type=int, help="threads a block may use (default: what the machine allows)")
 
 
@@ -72,7 +72,7 @@ def _size(text: str) -> tuple[str, int]:
 
 def sizes_of(args: argparse.Namespace, manifest: Manifest) -> dict[str, int]:
     """The sizes asked for; what wasn't asked is as at the bundle's verification."""
-    sizes = typical_sizes(manifest)
+    sizes = manifest.typical_sizes
     for axis, size in args.size:
         if axis not in sizes:
             raise InputError(f"--size names the axis {axis!r}, this model's are {list(sizes)}.")

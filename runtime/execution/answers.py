@@ -1,29 +1,38 @@
 """The answers of one call, written down row by row as rows leave."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from offramp.runtime.execution.route import Costs
+from numpy.typing import DTypeLike, NDArray
 from offramp.runtime.gate import Decision
 from offramp.runtime.predictions import Predictions
+from offramp.runtime.scores import sigmoid
 
 Ids = NDArray[np.int64]
 
 
 class Answers:
-    """Arrays of N answers; what each means is said by `Predictions`."""
+    """Arrays of N answers; what each means is said by `Predictions`. flops is for its owner to fill in."""
 
-    def __init__(self, rows: int, classes: int | None) -> None:
-        """classes: columns of the probabilities, None if nobody asks for them."""
+    def __init__(
+        self, rows: int, classes: int | None = None, *, score: DTypeLike = np.float32, flops: DTypeLike = np.int64
+    ) -> None:
+        """classes: columns of the probabilities, None if nobody asks for them. score, flops: their dtypes."""
         self.rows = rows
         self.label = np.zeros(rows, np.int64)
-        self.confidence = np.zeros(rows, np.float64)
-        self.score = np.zeros(rows, np.float32)
+        self.log_odds = np.zeros(rows, np.float64)
+        self.score: NDArray[Any] = np.zeros(rows, score)
         self.exit = np.zeros(rows, np.int32)
         self.abstain = np.zeros(rows, np.bool_)
+        self.flops: NDArray[Any] = np.zeros(rows, flops)
         self.probabilities = None if classes is None else np.zeros((rows, classes), np.float32)
+
+    @cached_property
+    def confidence(self) -> NDArray[np.float64]:
+        """(N,) from the log-odds, once every row has been answered."""
+        return sigmoid(self.log_odds)
 
     def keep(
         self,
@@ -40,7 +49,7 @@ class Answers:
         """
         rows, score = ids[leave], score[leave]
         self.label[rows] = np.where(np.isnan(score), -1, label[leave])
-        self.confidence[rows] = decision.confidence[leave]
+        self.log_odds[rows] = decision.log_odds[leave]
         self.score[rows] = score
         self.exit[rows] = exit
         self.abstain[rows] = decision.abstain[leave]
@@ -59,18 +68,26 @@ class Answers:
         given = {"routing": aux["routing"][:, known]} if "routing" in aux else {}
         self.probabilities[rows[~unknown]] = calibrator.apply(aux["logits"][known], given)
 
+    def place(self, rows: Ids, out: Predictions) -> None:
+        """Write down what another call answered, at these rows."""
+        for name in ("label", "log_odds", "score", "exit", "abstain", "flops"):
+            getattr(self, name)[rows] = getattr(out, name)
+        if self.probabilities is not None:
+            self.probabilities[rows] = out.probabilities
+
     def predictions(
-        self, costs: Costs, ran: Sequence[int], fetched: Mapping[str, Any], again: Callable[[str], Any]
+        self, executed: tuple[int, ...], fetched: Mapping[str, Any], again: Callable[[str], Any]
     ) -> Predictions:
-        """All of it. ran: rows that went through each stage. fetched: what came with it; again: how to get the rest."""
+        """All of it. executed: FLOPs run by block. fetched: what came with it; again: how to get the rest."""
         return Predictions(
             label=self.label,
             score=self.score,
             exit=self.exit,
             abstain=self.abstain,
-            flops=costs.exits[self.exit],
-            _confidence=self.confidence,
-            executed=costs.executed(ran),
+            flops=self.flops,
+            _confidence=lambda: self.confidence,
+            _log_odds=lambda: self.log_odds,
+            executed=executed,
             _fetched=dict(fetched),
             _again=again,
         )

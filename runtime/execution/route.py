@@ -1,15 +1,19 @@
 """What all calls at one operating point share: its stages, what to ask of each, and what rows cost."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from offramp.kernels.reference import rounded_up
 from offramp.runtime import cost
-from offramp.runtime.bundle import Block, Manifest, Segment
+from offramp.runtime.bundle import CASCADE_INPUTS, Block, CascadeGraph, Manifest, Segment
 from offramp.runtime.execution.stages import plan, row_bytes
 from offramp.runtime.gate import Gate
+from offramp.runtime.scores import LARGEST
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,14 @@ class Step:
     following: Mapping[str, int]
 
 
+def threshold_inputs(graph: CascadeGraph, thresholds: Sequence[float]) -> dict[str, NDArray[Any]]:
+    """What the cascade graph takes beside the model's inputs, for the thresholds of all exits but the last."""
+    bars = np.full(graph.gates - 1, np.inf, np.float32)
+    for gate, threshold in zip(graph.exits[:-1], thresholds, strict=True):
+        bars[gate] = rounded_up(threshold)
+    return dict(zip(CASCADE_INPUTS, (bars, bars < np.inf), strict=True))
+
+
 class Route:
     """What all calls at one operating point share: stages, what to ask of each, and what rows cost."""
 
@@ -80,10 +92,29 @@ class Route:
             for logits in (False, True)
             for routing in (False, True)
         }
+        self.threshold_inputs = self._threshold_inputs()
         # Requests come in few sizes; evaluating the expressions anew costs more than a small block's gate.
         self._costs = lru_cache(maxsize=1024)(self._evaluate)
 
-    def _step(self, k: int, logits: bool, routing: bool) -> "Step":
+    def out_of_reach(self) -> "Route":
+        """The same stages and exits, with thresholds that no row reaches: everybody goes the whole way."""
+        point = self.gate.point
+        bars = (t if t == math.inf else LARGEST for t in point.thresholds[:-1])
+        whole = replace(point, thresholds=(*bars, -math.inf), abstain_below=-math.inf)
+        return Route(self.manifest, Gate(whole, len(self.manifest.exits)))
+
+    def _threshold_inputs(self) -> dict[str, NDArray[Any]] | None:
+        """This route's thresholds for the cascade graph; None where blocks have to be run one by one.
+
+        That graph asks exits for nothing but a score that reaches a threshold. A threshold of -inf lets NaN leave
+        too, which it can't say; and what is one graph anyway needs no gates.
+        """
+        graph, thresholds = self.manifest.cascade, self.gate.point.thresholds[:-1]
+        if graph is None or len(self.stages) == 1 or -math.inf in thresholds:
+            return None
+        return threshold_inputs(graph, thresholds)
+
+    def _step(self, k: int, logits: bool, routing: bool) -> Step:
         stage, manifest = self.stages[k], self.manifest
         outputs = [name for name in stage.passes if name in stage.graph.outputs]
         following = self.stages[k + 1].waits if k + 1 < len(self.stages) else {}
@@ -105,7 +136,7 @@ class Route:
             following=following,
         )
 
-    def steps(self, *, logits: bool, routing: bool) -> "list[Step]":
+    def steps(self, *, logits: bool, routing: bool) -> list[Step]:
         """The stages with what is to be fetched of each."""
         return self._steps[logits, routing]
 

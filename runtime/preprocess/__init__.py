@@ -3,41 +3,46 @@
 The record job, `offramp predict` and the server all use this, so a row means the same everywhere.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
-from offramp.runtime.errors import InputError
 from offramp.runtime.preprocess.image import ImagePreprocessor
 from offramp.runtime.preprocess.spec import Image, Preprocess, Text, check
 from offramp.runtime.preprocess.text import TextPreprocessor
 
-if TYPE_CHECKING:
-    from offramp.runtime.bundle import Bundle
-
 Preprocessor = TextPreprocessor | ImagePreprocessor
 
 
-def from_bundle(bundle: "Bundle") -> Preprocessor:
-    """The preprocessor of a bundle: call it with a list of texts or pictures.
+class Takes(Protocol):
+    """An input of the model; pad is None where rows of several lengths can't be mixed."""
 
-    Raises InputError if the bundle has no preprocessing, RuntimeUnavailable if its library isn't installed.
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> Sequence[int | str]: ...
+    @property
+    def pad(self) -> float | str | None: ...
+
+
+def open_preprocessor(spec: Preprocess, inputs: Sequence[Takes], file: Callable[[str], Path]) -> Preprocessor:
+    """What a manifest describes: call it with a list of texts or pictures.
+
+    inputs: the model's. file: where a bundle's file lies. Raises RuntimeUnavailable if its library isn't installed.
     """
-    manifest = bundle.manifest
-    spec = manifest.preprocess
-    if spec is None:
-        raise InputError(
-            f"{bundle.path}: this bundle takes arrays only; export it with preprocess=… and it takes raw rows."
-        )
-    inputs = {given.name: given for given in manifest.inputs}
+    named = {given.name: given for given in inputs}
     if isinstance(spec, Image):
-        return ImagePreprocessor(spec, inputs[spec.input].dtype)
-    length = inputs[spec.ids].shape[1]
+        return ImagePreprocessor(spec, named[spec.input].dtype)
+    length = named[spec.ids].shape[1]
     return TextPreprocessor(
         spec,
-        bundle.file(spec.tokenizer),
-        {name: np.dtype(given.dtype) for name, given in inputs.items()},
+        file(spec.tokenizer),
+        {name: np.dtype(given.dtype) for name, given in named.items()},
         length if isinstance(length, int) else None,
-        mixed=all(given.pad is not None for given in inputs.values()),
+        mixed=all(given.pad is not None for given in inputs),
     )
 
 
@@ -49,5 +54,5 @@ __all__ = [
     "Text",
     "TextPreprocessor",
     "check",
-    "from_bundle",
+    "open_preprocessor",
 ]

@@ -5,12 +5,14 @@ import os
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offramp.runtime import Cascade, CascadeClosed, InputError, OperatingPoint, sample
+from offramp.runtime.execution.cpu.executor import CpuExecutor
 
 
 @pytest.fixture(scope="module")
@@ -123,17 +125,18 @@ def test_probabilities_come_with_the_answer_or_when_somebody_asks(cascade, image
         at.predict({"x": images}, fetch=("gradients",))
 
 
-def test_logits_are_fetched_only_when_somebody_asks(cascade, images, monkeypatch):
-    fetched = []
-    original = Cascade._values
+def test_logits_are_fetched_only_when_somebody_asks(cascade, images):
+    class Watching(CpuExecutor):
+        fetched: ClassVar[list[str]] = []
 
-    def watch(self, graph, state, outputs):
-        fetched.extend(outputs)
-        return original(self, graph, state, outputs)
+        def run(self, graph, state, outputs):
+            self.fetched.extend(outputs)
+            return super().run(graph, state, outputs)
 
-    monkeypatch.setattr(Cascade, "_values", watch)
-    monkeypatch.setattr(Cascade, "_one_graph", lambda self: None)  # from block to block
-    answer = cascade.at("balanced").predict({"x": images})
+    executor = Watching(cascade.bundle, threads=1, providers=["CPUExecutionProvider"], cascade_graph=False)
+    point = cascade.calibration.point("balanced")
+    answer = Cascade(cascade.bundle, cascade.calibration, point, executor).predict({"x": images})
+    fetched = executor.fetched
     logits = {e.logits for e in cascade.manifest.exits}
     assert not logits & set(fetched)
     assert answer.probabilities.shape == (len(images), 10)

@@ -22,7 +22,8 @@ from offramp.runtime.errors import BundleError, CascadeClosed, InputError, Runti
 from offramp.runtime.execution.cpu.memory import release_mapped
 
 _INSTALL = 'pip install "offramp[cpu]" (or "offramp[gpu]" on a machine with CUDA)'
-_PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
+CPU = ["CPUExecutionProvider"]
+_PROVIDERS = {"cpu": CPU, "cuda": ["CUDAExecutionProvider", *CPU]}
 
 # In a chain 20 and 100 microseconds measured alike, 300 already gets in the way of the next session.
 _SPIN_IN_A_CHAIN, _SPIN_ALONE = "50", "200"
@@ -173,7 +174,11 @@ class Sessions:
         self._open: dict[str, RunSession] | None = {}
         self._lock = threading.Lock()
         self._process = os.getpid()
-        self.cpu = [p[0] if isinstance(p, tuple) else p for p in providers] == _PROVIDERS["cpu"]
+
+    @property
+    def opened(self) -> frozenset[str]:
+        """Files of the graphs that are open."""
+        return frozenset(self._open or ())
 
     @property
     def fingerprint(self) -> str:

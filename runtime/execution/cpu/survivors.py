@@ -3,7 +3,7 @@
 import math
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,8 +109,8 @@ class BlockQueue:
             room -= len(part)
             self._rows -= len(part)
         live = [_live(part) for part in parts]
-        ids = np.concatenate([part.ids for part in live])
-        return {name: _gather(live, name, axis, len(ids)) for name, axis in self._axes.items()}, ids
+        rows = gather_rows([(part.arrays, part.positions) for part in live], self._axes)
+        return rows, np.concatenate([part.ids for part in live])
 
 
 def _split(source: _Waiting, room: int) -> tuple[_Waiting, _Waiting | None]:
@@ -132,23 +132,29 @@ def _live(part: _Waiting) -> _Waiting:
     return _Waiting(part.arrays, positions[alive], part.ids[alive])
 
 
-def _gather(parts: list[_Waiting], name: str, axis: int, rows: int) -> NDArray[Any]:
-    first = parts[0].arrays[name]
-    if len(parts) == 1 and parts[0].positions is not None and _is_run(parts[0].positions) and axis == 0:
-        start = int(parts[0].positions[0])
-        return first[start : start + rows]  # consecutive rows are a view
-    shape = list(first.shape)
-    shape[axis] = rows
-    out = np.empty(shape, first.dtype)
-    at = 0
-    for part in parts:
-        target = out[(slice(None),) * axis + (slice(at, at + len(part)),)]
-        if part.positions is None:
-            target[...] = part.arrays[name]
+def gather_rows(parts: Sequence[tuple[Mapping[str, NDArray[Any]], Ids | None]], axes: Mapping[str, int]) -> Arrays:
+    """Rows of several batches as one, part after part.
+
+    parts: arrays by name, and the positions of the rows to take; None takes all of them. axes: {tensor: batch axis}.
+    """
+    return {name: _gathered([(arrays[name], at) for arrays, at in parts], axis) for name, axis in axes.items()}
+
+
+def _gathered(parts: list[tuple[NDArray[Any], Ids | None]], axis: int) -> NDArray[Any]:
+    first, positions = parts[0]
+    if len(parts) == 1 and positions is not None and _is_run(positions) and axis == 0:
+        return first[positions[0] : positions[-1] + 1]  # consecutive rows are a view
+    counts = [array.shape[axis] if at is None else len(at) for array, at in parts]
+    out = np.empty((*first.shape[:axis], sum(counts), *first.shape[axis + 1 :]), first.dtype)
+    start = 0
+    for (array, at), count in zip(parts, counts, strict=True):
+        target = out[(slice(None),) * axis + (slice(start, start + count),)]
+        if at is None:
+            target[...] = array
         else:
             # mode="clip" skips the bounds check's second pass and lets numpy write straight into out.
-            np.take(part.arrays[name], part.positions, axis=axis, out=target, mode="clip")
-        at += len(part)
+            np.take(array, at, axis=axis, out=target, mode="clip")
+        start += count
     return out
 
 

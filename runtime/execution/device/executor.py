@@ -1,109 +1,137 @@
-"""A cascade whose state stays on a device."""
+"""Rows on a GPU, or through the same code on a CPU: state stays on the device."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+import importlib.util
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from offramp.runtime.bundle import Block, Segment, read_bundle
-from offramp.runtime.calibration_file import read_calibration
-from offramp.runtime.cascade import FETCHABLE, Cascade
-from offramp.runtime.errors import InputError
+from numpy.typing import NDArray
+from offramp.runtime.bundle import GATE_INPUTS, Block, Bundle, Segment
+from offramp.runtime.errors import InputError, RuntimeUnavailable
+from offramp.runtime.execution.call import Again, Call
 from offramp.runtime.execution.device.buckets import buckets
 from offramp.runtime.execution.device.flow import Flow
-from offramp.runtime.execution.device.graphs import astray_error
-from offramp.runtime.execution.device.lanes import IN_FLIGHT, Device, open_device
-from offramp.runtime.inputs import check_inputs
-from offramp.runtime.points import OperatingPoint
+from offramp.runtime.execution.device.graphs import Graphs, Tensors
+from offramp.runtime.execution.device.lanes import IN_FLIGHT, Lanes
+from offramp.runtime.execution.device.torch.graphs import TorchGraphs
+from offramp.runtime.execution.route import Route
+from offramp.runtime.execution.values import OUT_OF_RANGE, cannot_run
+from offramp.runtime.inputs import Arrays, made_up_inputs
 from offramp.runtime.predictions import Predictions
 
-BATCH_ROWS = 1024
 
+class DeviceExecutor:
+    """An `Executor` whose state is tensors of one device: `answer` keeps batches in flight, `run` waits for its own."""
 
-class DeviceCascade(Cascade):
-    """As `Cascade`, on a GPU, or through the same code on CPU. Any number of threads may use it at once.
+    batch_rows = 1024
+    runs_cascade_graph = False  # control flow inside a graph runs on the host, so blocks are graphs of their own here
 
-    `predict` keeps everything on the device; `record` and `run_graph` hand arrays in and out of it, block by block.
-    """
-
-    _sessions: Any  # a Device
+    def __init__(self, bundle: Bundle, graphs: Graphs) -> None:
+        self.graphs = graphs
+        self._lanes = Lanes(graphs)
+        classes = len(bundle.manifest.classes)
+        ones, zeros = torch.ones(classes, device=graphs.device), torch.zeros(classes, device=graphs.device)
+        self._gate_inputs = dict(zip(GATE_INPUTS, (ones, zeros, ones), strict=True))
+        self._constants: dict[bytes, torch.Tensor] = {}
 
     @property
-    def device(self) -> Device:
-        found: Device = self._sessions
-        return found
+    def fingerprint(self) -> str:
+        return self.graphs.fingerprint
 
-    def _one_graph(self) -> None:
-        """None: control flow inside a graph runs on the host, so blocks are graphs of their own here."""
-        return
+    @property
+    def opened(self) -> frozenset[str]:
+        return self.graphs.opened
 
-    def predict(
-        self, inputs: Mapping[str, Any], *, fetch: Iterable[str] = (), allow_nonfinite: bool = False
-    ) -> Predictions:
-        wanted = (fetch,) if isinstance(fetch, str) else tuple(fetch)
-        for kind in wanted:
-            if kind not in FETCHABLE:
-                raise InputError(f"fetch has {kind!r}, expected any of {FETCHABLE}.")
-        arrays, sizes = check_inputs(inputs, self.manifest, allow_nonfinite=allow_nonfinite)
-        flow = Flow(self._route, self.device, arrays, sizes, wanted, self._batch_rows)
-        return flow.answer(
-            wanted, lambda kind: self.predict(inputs, fetch=(kind,), allow_nonfinite=allow_nonfinite)._get(kind)
-        )
+    def open(self, route: Route) -> None:
+        for stage in route.stages:
+            self.graphs.open(stage.graph)
 
-    def warm_up(self, sizes: Mapping[str, int] | None = None) -> None:
-        """Run every graph at every bucket, on both lanes, so that nothing is planned or captured while serving.
+    def answer(self, call: Call, again: Again) -> Predictions:
+        return Flow(call, self.graphs, self._lanes, self._constant).answer(again)
 
-        sizes: the symbolic axes beside the batch, for instance {"seq": 32}; call it once for each length that will
-        come often. Other sizes run as well; they are captured once they have come three times.
+    def _constant(self, values: NDArray[np.float32]) -> torch.Tensor:
+        """Numbers that stay the same, copied to the device once."""
+        key = values.tobytes()
+        if key not in self._constants:
+            self._constants[key] = torch.from_numpy(values.copy()).to(self.graphs.device)
+        return self._constants[key]
+
+    def put(self, arrays: Mapping[str, NDArray[Any]]) -> Tensors:
+        device = self.graphs.device
+        return {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in arrays.items()}
+
+    def run(self, graph: Block | Segment, state: Mapping[str, Any], outputs: Sequence[str]) -> Tensors:
+        with self._lanes.taken(1) as (lane,), lane.current():
+            feed = {name: state[name].to(lane.device) for name in graph.inputs}
+            made, outside = self.graphs.once(graph, feed, self._gate_inputs, tuple(outputs), lane.number)
+            lane.wait()  # the next to use it may be on another stream
+        if outside is not None and bool(outside.cpu()):
+            raise cannot_run(graph.file, OUT_OF_RANGE)
+        return made
+
+    def run_cascade_graph(
+        self, inputs: Mapping[str, NDArray[Any]], thresholds: Mapping[str, NDArray[Any]]
+    ) -> list[NDArray[Any]]:
+        raise InputError("the cascade graph isn't run on a device: its blocks are.")
+
+    def gather(self, parts: Sequence[tuple[Mapping[str, Any], NDArray[np.int64]]], axes: Mapping[str, int]) -> Tensors:
+        with self._lanes.taken(1) as (lane,), lane.current():
+            made = {}
+            for name, axis in axes.items():
+                rows = [s[name].index_select(axis, torch.from_numpy(at).to(s[name].device)) for s, at in parts]
+                made[name] = torch.cat(rows, axis)
+            lane.wait()
+        return made
+
+    def fetch(self, state: Mapping[str, Any]) -> Arrays:
+        return {name: tensor.cpu().numpy() for name, tensor in state.items()}
+
+    def warm_up(self, route: Route, sizes: Mapping[str, int], rows: int) -> None:
+        """Every graph at every bucket, on every lane, so that nothing is planned or captured while serving.
+
+        Other sizes run as well; they are captured once they have come three times.
         """
-        axes = {axis: int((sizes or {}).get(axis, 16)) for axis in self.manifest.axes[1:]}
-        most = self._batch_rows if self.manifest.rows_independent else 1
-        quiet = OperatingPoint(
-            tuple(t if t == np.inf or t == -np.inf else 1e38 for t in self.operating_point.thresholds), name="warm-up"
-        )
-        at = self if quiet.thresholds == self.operating_point.thresholds else self.at(quiet)
+        most = rows if route.manifest.rows_independent else 1
         for size in reversed(buckets(most)):
-            lengths = {"batch": IN_FLIGHT * size, **axes}  # a batch on each lane
-            arrays = {
-                i.name: np.ones([lengths[d] if isinstance(d, str) else d for d in i.shape]).astype(i.dtype)
-                for i in self.manifest.inputs
-            }
-            Flow(at._route, self.device, arrays, lengths, (), size, warm=True).answer((), str)
+            asked = {"batch": IN_FLIGHT * size, **sizes}
+            call = Call(route, made_up_inputs(route.manifest, asked), asked, limit=size)
+            Flow(call, self.graphs, self._lanes, self._constant, warm=True).answer(again=str)
 
-    def _values(self, graph: Block | Segment, state: Mapping[str, Any], outputs: list[str]) -> list[Any]:
-        with self.device.lanes(1) as (lane,), lane.current():
-            feed = {name: torch.from_numpy(np.ascontiguousarray(state[name])).to(lane.device) for name in graph.inputs}
-            gate = {name: torch.from_numpy(value).to(lane.device) for name, value in self._gate_inputs.items()}
-            made, astray = self.device.graphs.once(graph, feed, gate, tuple(outputs), lane.number)
-            flag = None if astray is None else torch.empty((), dtype=torch.bool, pin_memory=lane.stream is not None)
-            if flag is not None and astray is not None:
-                flag.copy_(astray, non_blocking=True)
-            values = [torch.empty(v.shape, dtype=v.dtype, pin_memory=lane.stream is not None) for v in made.values()]
-            for host, value in zip(values, made.values(), strict=True):
-                host.copy_(value, non_blocking=True)
-            if lane.stream is not None:
-                event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record()
-                event.synchronize()
-        if flag is not None and bool(flag.numpy()):
-            raise astray_error(graph)
-        return [value.numpy() for value in values]
+    def close(self) -> None:
+        self._lanes.close()
+        self.graphs.close()
+        self._constants.clear()
 
 
-def load_on_device(
-    path: str | Path,
-    device: str,
-    operating_point: str | OperatingPoint,
-    providers: Sequence[Any] | None,
-    batch_rows: int | None,
-) -> DeviceCascade:
-    """`Cascade.load` for devices other than ONNX Runtime's CPU; the same checks and errors."""
-    bundle = read_bundle(path)
-    calibration = read_calibration(bundle.path, bundle.manifest)
-    point = operating_point if isinstance(operating_point, OperatingPoint) else calibration.point(operating_point)
-    opened = open_device(bundle, device, providers)
-    cascade = DeviceCascade(bundle, calibration, point, opened, batch_rows or BATCH_ROWS)  # type: ignore[arg-type]
-    for stage in cascade._route.stages:
-        opened.graphs.open(stage.graph)
-    return cascade
+def open_device(bundle: Bundle, device: str, providers: Sequence[Any] | None) -> DeviceExecutor:
+    """The best there is for a device.
+
+    device: "cuda" or "cuda:N": ONNX Runtime's TensorRT (only if `providers` asks for it) or CUDA provider, else torch.
+    "torch:cpu", "torch:cuda" or "torch:cuda:N": torch in any case. Raises RuntimeUnavailable with what is missing.
+    """
+    asked = device.removeprefix("torch:")
+    place = torch.device(asked)
+    available = _onnxruntime_providers()
+    if place.type == "cuda" and not torch.cuda.is_available():
+        built = "is built for CPU only" if "+cpu" in torch.__version__ else "sees no GPU"
+        raise RuntimeUnavailable(
+            f"device is {device!r}, but no CUDA GPU can be used here: torch {torch.__version__} {built}, "
+            f"and ONNX Runtime has {available or 'no providers'}. Use device='cpu'."
+        )
+    if asked == "cuda":
+        place = torch.device("cuda", torch.cuda.current_device())
+    if not device.startswith("torch:") and (providers is not None or "CUDAExecutionProvider" in available):
+        from offramp.runtime.execution.device.ort_graphs import OrtGraphs  # needs an ONNX Runtime, torch doesn't
+
+        wanted = providers or ["CUDAExecutionProvider", "CPUExecutionProvider"]
+        return DeviceExecutor(bundle, OrtGraphs(bundle, place, wanted))
+    return DeviceExecutor(bundle, TorchGraphs(bundle, place))
+
+
+def _onnxruntime_providers() -> list[str]:
+    if importlib.util.find_spec("onnxruntime") is None:
+        return []
+    import onnxruntime
+
+    return list(onnxruntime.get_available_providers())

@@ -1,19 +1,15 @@
-"""A device with a bundle's graphs on it, and the lanes that batches go through."""
+"""The lanes that batches go through on a device."""
 
-import importlib.util
 import os
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from offramp.kernels.compact import Report
-from offramp.runtime.bundle import Bundle
-from offramp.runtime.errors import CascadeClosed, InputError, RuntimeUnavailable
-from offramp.runtime.execution.device.graphs import Graphs, TorchGraphs
+from offramp.runtime.errors import CascadeClosed
+from offramp.runtime.execution.device.graphs import Graphs
 from torch import Tensor
 
 IN_FLIGHT = 2
@@ -39,6 +35,13 @@ class Lane:
         else:
             with torch.cuda.stream(self.stream):
                 yield
+
+    def wait(self) -> None:
+        """Until everything queued on this lane has been done."""
+        if self.stream is not None:
+            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self.stream)
+            event.synchronize()
 
     def report(self, rows: int) -> Report:
         if rows not in self._reports:
@@ -74,31 +77,18 @@ class Lane:
         return self._flags[middle - rows : middle - rows + bucket]
 
 
-class Device:
-    """Graphs and lanes of one bundle on one device, shared by every cascade made from it."""
+class Lanes:
+    """The lanes of one device, taken by calls and given back."""
 
     def __init__(self, graphs: Graphs) -> None:
-        self.graphs = graphs
         self._process = os.getpid()
         self._closed = False
-        self._constants: dict[bytes, Tensor] = {}
         self._free: queue.Queue[Lane] = queue.Queue()
         for number in range(IN_FLIGHT):
             self._free.put(Lane(number, graphs))
 
-    def constant(self, values: NDArray[np.float32], place: torch.device) -> Tensor:
-        """Numbers that stay the same, copied to the device once."""
-        key = values.tobytes()
-        if key not in self._constants:
-            self._constants[key] = torch.from_numpy(values.copy()).to(place)
-        return self._constants[key]
-
-    @property
-    def fingerprint(self) -> str:
-        return self.graphs.fingerprint
-
     @contextmanager
-    def lanes(self, wanted: int) -> Iterator[list[Lane]]:
+    def taken(self, wanted: int) -> Iterator[list[Lane]]:
         """One lane, waited for if need be, and another if it is wanted and free just now."""
         if self._process != os.getpid():
             raise CascadeClosed(
@@ -121,42 +111,3 @@ class Device:
 
     def close(self) -> None:
         self._closed = True
-        self.graphs.close()
-
-
-def open_device(bundle: Bundle, device: str, providers: Sequence[Any] | None) -> Device:
-    """The best there is for a device.
-
-    device: "cuda" or "cuda:N": ONNX Runtime's TensorRT (only if `providers` asks for it) or CUDA provider, else torch.
-    "torch:cpu", "torch:cuda" or "torch:cuda:N": torch in any case.
-    Raises RuntimeUnavailable with what is missing.
-    """
-    asked = device.removeprefix("torch:")
-    try:
-        place = torch.device(asked)
-    except RuntimeError as error:
-        raise InputError(f"device is {device!r}, expected cpu, cuda, cuda:N, torch:cpu or torch:cuda.") from error
-    if place.type not in ("cpu", "cuda"):
-        raise InputError(f"device is {device!r}, expected cpu, cuda, cuda:N, torch:cpu or torch:cuda.")
-    available = _onnxruntime_providers()
-    if place.type == "cuda" and not torch.cuda.is_available():
-        built = "is built for CPU only" if "+cpu" in torch.__version__ else "sees no GPU"
-        raise RuntimeUnavailable(
-            f"device is {device!r}, but no CUDA GPU can be used here: torch {torch.__version__} {built}, "
-            f"and ONNX Runtime has {available or 'no providers'}. Use device='cpu'."
-        )
-    if asked == "cuda":
-        place = torch.device("cuda", torch.cuda.current_device())
-    if not device.startswith("torch:") and (providers is not None or "CUDAExecutionProvider" in available):
-        from offramp.runtime.execution.device.ort_graphs import OrtGraphs
-
-        return Device(OrtGraphs(bundle, place, providers or ["CUDAExecutionProvider", "CPUExecutionProvider"]))
-    return Device(TorchGraphs(bundle, place))
-
-
-def _onnxruntime_providers() -> list[str]:
-    if importlib.util.find_spec("onnxruntime") is None:
-        return []
-    import onnxruntime
-
-    return list(onnxruntime.get_available_providers())

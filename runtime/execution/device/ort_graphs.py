@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from offramp.runtime import cost
 from offramp.runtime.bundle import GATE_INPUTS, Block, Bundle, Segment
-from offramp.runtime.errors import BundleError, InputError, RuntimeUnavailable
+from offramp.runtime.errors import BundleError, RuntimeUnavailable
 from offramp.runtime.execution.cpu.session import onnxruntime
-from offramp.runtime.execution.device.graphs import Graphs, Prepared
-from offramp.runtime.execution.device.torch.program import Tensors
+from offramp.runtime.execution.device.graphs import Graphs, Prepared, Tensors
+from offramp.runtime.execution.values import about_values, cannot_run, reason
 from torch import Tensor
 
 _ELEMENTS = {
@@ -88,6 +88,10 @@ class OrtGraphs(Graphs):
 
     def stream(self, lane: int) -> Any:
         return self._stream
+
+    @property
+    def opened(self) -> frozenset[str]:
+        return frozenset(self._sessions)
 
     def prepare(
         self, graph: Block | Segment, state: Tensors, outputs: tuple[str, ...], lane: int, *, warm: bool
@@ -166,15 +170,10 @@ def _understood(graph: Block | Segment) -> Iterator[None]:
     """What ONNX Runtime says of a caller's values, as our own error."""
     try:
         yield
-    except Exception as error:  # its exceptions have no base of their own
-        if "llocat" in str(error) or "CUDA" in str(error):
+    except Exception as error:
+        if not about_values(error):
             raise
-        from offramp.runtime.cascade import reason
-
-        raise InputError(
-            f"{graph.file} can't run on these values ({reason(error)}): "
-            "for instance an id outside the vocabulary, or a row longer than the model takes."
-        ) from error
+        raise cannot_run(graph.file, reason(error)) from error
 
 
 def _place(tensor: Tensor) -> tuple[str, int, Any, list[int], int]:

@@ -10,13 +10,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from offramp.runtime.bundle import Block, Manifest, Segment
-from offramp.runtime.cascade import Cascade, switches
+from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
+from offramp.runtime.execution.route import threshold_inputs
+from offramp.runtime.inputs import made_up_inputs
 from offramp.runtime.scores import LARGEST
-
-Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -36,35 +35,12 @@ class Timings:
         return float(np.interp(rows, self.rows, self.seconds[file]))
 
 
-def made_up_inputs(manifest: Manifest, sizes: Mapping[str, int]) -> Arrays:
-    """Inputs of the model's types and these axis sizes: normal floats, ones for integers. Time, not answers."""
-    rng = np.random.default_rng(0)
-    arrays: Arrays = {}
-    for given in manifest.inputs:
-        missing = [d for d in given.shape if isinstance(d, str) and d not in sizes]
-        if missing:
-            raise InputError(
-                f"sizes lacks the axis {missing[0]!r} of input {given.name!r}: for example {missing[0]}=32."
-            )
-        shape = [sizes[d] if isinstance(d, str) else d for d in given.shape]
-        floats = np.dtype(given.dtype).kind == "f"
-        arrays[given.name] = (rng.standard_normal(shape) if floats else np.ones(shape)).astype(given.dtype)
-    return arrays
-
-
-def typical_sizes(manifest: Manifest) -> dict[str, int]:
-    """Axis sizes, the batch apart, at which the bundle was verified."""
-    verified = manifest.verified.get("sizes") or [{}]
-    sizes = {axis: int(size) for axis, size in verified[0].items() if axis in manifest.axes and axis != "batch"}
-    return {axis: sizes.get(axis, 32) for axis in manifest.axes if axis != "batch"}
-
-
 def sizes_costing(cascade: Cascade, flops: float) -> dict[str, int]:
     """Axis sizes, the batch apart, at which a row that runs to the end costs about this many FLOPs.
 
     All axes grow and shrink together, in the proportions at which the bundle was verified.
     """
-    typical = typical_sizes(cascade.manifest)
+    typical = cascade.manifest.typical_sizes
 
     def scaled(factor: float) -> dict[str, int]:
         return {axis: max(1, round(size * factor)) for axis, size in typical.items()}
@@ -94,14 +70,13 @@ def time_graphs(
 
     sizes: of every symbolic axis but the batch. seconds: about how long this may take in all.
     """
-    medians: dict[str, list[float]] = {graph.file: [] for graph in graphs}
+    executor, medians = cascade.executor, dict[str, list[float]]((graph.file, []) for graph in graphs)
     for count in rows:
-        state: Arrays = made_up_inputs(cascade.manifest, {**sizes, "batch": count})
+        state = dict(executor.put(made_up_inputs(cascade.manifest, {**sizes, "batch": count})))
         for block in cascade.manifest.blocks:
-            state |= cascade.run_graph(block, state, block.outputs)
+            state |= executor.run(block, state, block.outputs)
         runs = {
-            graph.file: partial(cascade.run_graph, graph, state, _handed_on(cascade.manifest, graph))
-            for graph in graphs
+            graph.file: partial(executor.run, graph, state, _handed_on(cascade.manifest, graph)) for graph in graphs
         }
         for file, median in _in_turns(runs, rounds, seconds / len(rows)).items():
             medians[file].append(median)
@@ -138,10 +113,10 @@ def time_cascade_graph(
     The graph is run with everybody leaving at one exit and the others closed: what a block takes is the
     difference to the exit before. What an exit takes that nobody leaves at is measured by opening it, out of reach.
     """
-    manifest = cascade.manifest
+    manifest, executor = cascade.manifest, cascade.executor
     cascade_graph = manifest.cascade
-    if cascade_graph is None:
-        raise InputError("the bundle has no cascade graph: time its blocks.")
+    if cascade_graph is None or not executor.runs_cascade_graph:
+        raise InputError("no cascade graph is run here: time the bundle's blocks.")
     last = len(manifest.exits) - 1
     closed = [math.inf] * last
     rules: dict[tuple[str, int], list[float]] = {("through", last): closed}
@@ -153,7 +128,8 @@ def time_cascade_graph(
     for count in rows:
         inputs = made_up_inputs(manifest, {**sizes, "batch": count})
         runs = {
-            name: partial(cascade.run_nested, inputs, switches(cascade_graph, rule)) for name, rule in rules.items()
+            name: partial(executor.run_cascade_graph, inputs, threshold_inputs(cascade_graph, rule))
+            for name, rule in rules.items()
         }
         spent = _in_turns(runs, rounds, seconds / len(rows))
         through = [spent["through", j] for j in range(last + 1)]
@@ -173,7 +149,7 @@ def time_parts(
     cascade: Cascade, sizes: Mapping[str, int], *, rows: Sequence[int] = (1, 32), seconds: float = 20.0
 ) -> Timings:
     """What every block and segment takes on this machine, the way that the cascade would run it."""
-    if cascade.manifest.cascade is not None:
+    if cascade.executor.runs_cascade_graph:
         return time_cascade_graph(cascade, sizes, rows=rows, seconds=seconds)
     graphs = [*cascade.manifest.blocks, *cascade.manifest.segments]
     return time_graphs(cascade, graphs, sizes, rows=rows, seconds=seconds)

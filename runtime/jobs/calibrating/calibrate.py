@@ -232,11 +232,11 @@ def exit_times(bundle: str | Path, records: Records | None = None) -> tuple[floa
     records: the row is as large as theirs are on average, by their FLOPs; else as the bundle was verified.
     """
     from offramp.runtime.cascade import Cascade
-    from offramp.runtime.jobs.bundles.timing import sizes_costing, time_parts, typical_sizes
+    from offramp.runtime.jobs.bundles.timing import sizes_costing, time_parts
 
     with Cascade.load(bundle) as cascade:
         manifest = cascade.manifest
-        sizes = typical_sizes(manifest)
+        sizes = manifest.typical_sizes
         if records is not None and len(records):
             sizes = sizes_costing(cascade, float(np.mean(records.flops[-1])))
         timings = time_parts(cascade, sizes, rows=(1,), seconds=5.0)

@@ -15,7 +15,7 @@ from offramp.runtime.errors import InputError
 from offramp.runtime.inputs import convert
 from offramp.runtime.jobs.data.raw_rows import PICTURES, Lines, Pictures
 from offramp.runtime.jobs.data.tables import LABELS, Npy, Npz, Parquet, Table
-from offramp.runtime.preprocess import Image, Preprocessor, Text, TextPreprocessor, from_bundle
+from offramp.runtime.preprocess import Image, Preprocessor, Text, TextPreprocessor
 
 Arrays = dict[str, NDArray[Any]]
 Positions = NDArray[np.int64]
@@ -106,7 +106,7 @@ def open_data(path: str | Path, bundle: Bundle) -> list[DataFile]:
         table = _table(file, bundle.manifest)
         column = _raw_column(table, bundle.manifest)
         if column is not None and preprocessor is None:
-            preprocessor = from_bundle(bundle)
+            preprocessor = bundle.preprocessor()
         found.append(_source(table, column, bundle.manifest, preprocessor))
     for source in found:
         if (source.labels is None) != (found[0].labels is None):

@@ -71,7 +71,7 @@ def test_any_set_of_exits_answers_as_the_oracle_says(masked, off):
         point = OperatingPoint((*bars, -math.inf), abstain_below=1.0)
         at = cascade.at(point)
         answer = at.predict(x)
-    assert len(at._route.stages) == 1 + off.count(False)
+    assert len(at.route.stages) == 1 + off.count(False)
     for i in range(24):
         if any(abs(records.score[j, i] - bars[j]) < 1e-3 for j in range(4)):
             continue
@@ -85,16 +85,16 @@ def test_one_graph_still_gives_every_layers_routing(tmp_path):
     bundle = export_bundle(make(Everything), torch.randn(4, 8), tmp_path / "b")
     x = np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32)
     with Cascade.load(bundle, threads=1) as cascade:
-        assert len(cascade._route.stages) == 1
+        assert len(cascade.route.stages) == 1
         routing = cascade.predict({"x": x}, fetch=("routing",)).routing
         np.testing.assert_allclose(routing, cascade.record({"x": x}).routing, atol=1e-6)
 
 
 def test_only_the_graphs_that_are_needed_are_opened():
     with Cascade.load(sample.BUNDLE) as cascade:
-        assert set(cascade._sessions._open or {}) == {"segment_0_2.onnx"}
+        assert cascade.executor.opened == {"segment_0_2.onnx"}
         cascade.at("balanced").predict({"x": sample.heldout()[0][:2]})
-        assert set(cascade._sessions._open or {}) == {"segment_0_2.onnx", "cascade.onnx"}
+        assert cascade.executor.opened == {"segment_0_2.onnx", "cascade.onnx"}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from offramp.runtime.errors import BundleError
+from offramp.runtime.execution.device.graphs import Tensors
 from offramp.runtime.execution.device.torch.operations import (
     DTYPES,
     ON_HOST,
@@ -25,7 +26,6 @@ from offramp.runtime.execution.device.torch.operations import (
 from offramp.runtime.files import inside
 from torch import Tensor
 
-Tensors = dict[str, Tensor]
 _OLDEST = 13  # before it, axes and sizes stood elsewhere
 _SHAPES = {("", "Shape"), ("", "Size")}  # they look at a tensor without reading it
 
@@ -132,7 +132,7 @@ class Program:
         """
         device: Tensors = {name: feed[name] for name in self.inputs if name in feed}
         host: Tensors = dict(self.constants)
-        astray: Tensor | None = None
+        outside: Tensor | None = None
         with torch.no_grad():
             for step in self.plan(tuple(outputs)):
                 given = [self._value(name, k, step, device, host) for k, name in enumerate(step.inputs)]
@@ -140,7 +140,7 @@ class Program:
                     made = step.operation(given, step.attributes, torch.device("cpu") if step.on_host else self.device)
                     if step.checked:
                         wrong = out_of_range(given, step.attributes)
-                        astray = wrong if astray is None else astray | wrong
+                        outside = wrong if outside is None else outside | wrong
                 except Unsupported as error:
                     raise BundleError(f"{self.path}: the torch executor lacks {error}.") from error
                 values = made if isinstance(made, tuple | list) else (made,)
@@ -149,7 +149,7 @@ class Program:
                 for name in step.done_with:
                     device.pop(name, None)
                     host.pop(name, None)
-            return self._own({name: self._device(name, device, host).contiguous() for name in outputs}, feed), astray
+            return self._own({name: self._device(name, device, host).contiguous() for name in outputs}, feed), outside
 
     def _own(self, made: Tensors, feed: Mapping[str, Tensor]) -> Tensors:
         """Outputs in memory of their own: what is gathered into one of them later must not change a weight."""

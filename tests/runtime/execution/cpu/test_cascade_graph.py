@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from offramp.export import export_bundle
 from offramp.runtime import BundleError, Cascade, OperatingPoint
 from offramp.runtime.bundle import CascadeGraph
-from offramp.runtime.cascade import switches
+from offramp.runtime.execution.cpu.executor import CpuExecutor
+from offramp.runtime.execution.route import threshold_inputs
 from offramp.runtime.files import seal
 from onnx import TensorProto, helper
 from toys import BatchSecond, CrossRow, Everything, Masked, MultiScale, Plain, make
@@ -45,9 +46,8 @@ def plain(tmp_path_factory):
 
 def in_series(cascade):
     """The same cascade from block to block."""
-    other = cascade.at(cascade.operating_point)
-    other._switches = None
-    return other
+    executor = CpuExecutor(cascade.bundle, threads=1, providers=["CPUExecutionProvider"], cascade_graph=False)
+    return Cascade(cascade.bundle, cascade.calibration, cascade.operating_point, executor)
 
 
 def inputs_of(cascade, rows, seed=0):
@@ -101,7 +101,7 @@ def test_only_what_survives_is_computed(plain):
         inputs = inputs_of(cascade, 40)
         score = np.sort(cascade.record(inputs).score[0])
         at = cascade.at(OperatingPoint((float(score[:2].mean()), 1e9, -math.inf)))
-        label, _, logits = at.run_nested(inputs)
+        label, _, logits = at.executor.run_cascade_graph(inputs, at.route.threshold_inputs)
         assert (len(label), logits.shape) == (42, (42, len(cascade.classes)))
         whole = cascade.row_flops({})
         blocks = [int(whole[0]), *(int(b - a) for a, b in pairwise(whole))]
@@ -135,7 +135,7 @@ def test_a_threshold_that_the_graph_cannot_say_goes_from_block_to_block(plain):
 @given(st.floats(allow_nan=False, allow_infinity=True), st.floats(width=32, allow_nan=False))
 @settings(max_examples=300, deadline=None)
 def test_rounding_a_threshold_moves_no_score_across_it(threshold, score):
-    made = switches(CascadeGraph(file="x", gates=2, exits=[0, 1]), [threshold])
+    made = threshold_inputs(CascadeGraph(file="x", gates=2, exits=[0, 1]), [threshold])
     bar = made["gate.thresholds"][0]
     assert bar.dtype == np.float32
     score = np.float32(score)
@@ -145,7 +145,7 @@ def test_rounding_a_threshold_moves_no_score_across_it(threshold, score):
 
 @pytest.mark.parametrize("threshold", [3.4028235e38, 3.41e38, 1e300, math.inf])
 def test_scores_that_saturate_do_not_reach_what_is_above_them(threshold):
-    made = switches(CascadeGraph(file="x", gates=2, exits=[0, 1]), [threshold])
+    made = threshold_inputs(CascadeGraph(file="x", gates=2, exits=[0, 1]), [threshold])
     largest = np.finfo(np.float32).max
     leaves = bool(made["gate.open"][0]) and bool(largest >= made["gate.thresholds"][0])
     assert leaves == (float(largest) >= threshold)

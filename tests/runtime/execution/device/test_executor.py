@@ -22,8 +22,7 @@ from offramp.runtime import (  # noqa: E402  # noqa: E402
     sample,
 )
 from offramp.runtime.execution.device.buckets import bucket, buckets  # noqa: E402
-from offramp.runtime.execution.device.executor import DeviceCascade  # noqa: E402
-from offramp.runtime.execution.device.lanes import Device  # noqa: E402
+from offramp.runtime.execution.device.executor import DeviceExecutor  # noqa: E402
 from offramp.runtime.execution.device.ort_graphs import OrtGraphs  # noqa: E402
 from toys import BatchSecond, Everything, HalfLogits, LastToken, Masked, MultiScale, Plain, make  # noqa: E402
 
@@ -62,11 +61,12 @@ def toy(request, tmp_path_factory):
     return export_bundle(make(kind), example, folder, dynamic_axes=axes), inputs
 
 
-def on_ort(bundle, point, batch_rows: int) -> DeviceCascade:
+def on_ort(bundle, point, batch_rows: int) -> Cascade:
     """The ONNX Runtime executor over its CPU provider: bindings, buckets and order as on a GPU."""
     cpu = Cascade.load(bundle)
-    device = Device(OrtGraphs(cpu.bundle, torch.device("cpu"), ["CPUExecutionProvider"]))
-    return DeviceCascade(cpu.bundle, cpu.calibration, point, device, batch_rows)
+    graphs = OrtGraphs(cpu.bundle, torch.device("cpu"), ["CPUExecutionProvider"])
+    executor = DeviceExecutor(cpu.bundle, graphs)
+    return Cascade(cpu.bundle, cpu.calibration, point, executor, batch_rows=batch_rows)
 
 
 def between(score: np.ndarray, share: float) -> float:
@@ -192,7 +192,7 @@ def test_a_row_without_a_score_runs_to_the_end_and_abstains(tmp_path):
 
 def test_no_rows_one_row_and_a_closed_cascade():
     device = Cascade.load(sample.BUNDLE, "torch:cpu")
-    assert isinstance(device, DeviceCascade)
+    assert isinstance(device.executor, DeviceExecutor)
     x, _ = sample.heldout()
     assert len(device.predict({"x": x[:0]})) == 0
     assert len(device.predict({"x": x[:1]})) == 1
@@ -259,10 +259,10 @@ def test_warming_up_prepares_every_bucket_and_changes_nothing():
     with Cascade.load(sample.BUNDLE, "torch:cpu", "balanced", batch_rows=12) as device:
         want = device.predict({"x": x[:50]})
         device.warm_up()
-        sizes = {key[3][0][0] for key in device.device.graphs._prepared}
-        assert sizes == set(buckets(12))
+        graphs = device.executor.graphs
+        assert graphs.prepared_rows == set(buckets(12))
         same(device.predict({"x": x[:50]}), want)
-        assert {key[3][0][0] for key in device.device.graphs._prepared} == sizes
+        assert graphs.prepared_rows == set(buckets(12))
 
 
 def test_a_shrinking_batch_falls_from_bucket_to_bucket_and_what_ran_is_told():
@@ -317,10 +317,10 @@ def test_a_graph_with_an_operation_that_torch_lacks_is_refused_by_name(tmp_path)
 
 def test_weights_are_kept_once_and_no_output_is_a_weight():
     with Cascade.load(sample.BUNDLE, "torch:cpu") as device:
-        graphs = device.device.graphs
+        graphs = device.executor.graphs
         for graph in [*device.manifest.blocks, *device.manifest.segments]:
             graphs.open(graph)
-        where = [t.data_ptr() for p in graphs._programs.values() for t in p.weights.values()]
+        where = [t.data_ptr() for p in graphs.programs for t in p.weights.values()]
         assert len(set(where)) < len(where)
 
 

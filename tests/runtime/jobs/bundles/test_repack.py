@@ -134,7 +134,7 @@ def test_a_repacked_bundle_still_runs_as_one_graph(tmp_path):
         assert fewer.manifest.cascade.exits == [1, 2]
         one = fewer.at(OperatingPoint((4.0, -math.inf))).predict({"x": images})
         two = every.at(OperatingPoint((math.inf, 4.0, -math.inf))).predict({"x": images})
-        assert set(fewer._sessions._open) == {"segment_0_2.onnx", "cascade.onnx"}
+        assert fewer.executor.opened == {"segment_0_2.onnx", "cascade.onnx"}
     np.testing.assert_array_equal(one.label, two.label)
     np.testing.assert_array_equal(one.score, two.score)
     np.testing.assert_array_equal(one.exit + 1, two.exit)

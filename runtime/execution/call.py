@@ -1,0 +1,74 @@
+"""One call of predict under way: what it asks, and what is known of its rows so far.
+
+How a call begins and ends is the same wherever its rows run; an executor does what lies between.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from offramp.runtime.execution.answers import Answers, Ids
+from offramp.runtime.execution.route import Costs, Route, Step
+from offramp.runtime.inputs import Arrays, rows_of
+from offramp.runtime.predictions import Predictions
+
+Again = Callable[[str], Any]
+"""How to get what wasn't fetched: "probabilities" or "routing"."""
+
+
+class Call:
+    """Checked inputs on their way along a route."""
+
+    def __init__(
+        self, route: Route, arrays: Arrays, sizes: Mapping[str, int], fetch: tuple[str, ...] = (), *, limit: int
+    ) -> None:
+        """sizes: of every symbolic axis. fetch: what to bring beside the answers. limit: the most rows run at once."""
+        self.route, self.gate = route, route.gate
+        self.arrays, self.sizes, self.fetch = arrays, sizes, fetch
+        self.rows = sizes["batch"]
+        self.limit = limit if route.manifest.rows_independent else 1
+        self.routed = route.needs_routing or "routing" in fetch
+        self.ran = [0] * len(route.stages)  # rows through each stage, those that rode along included
+
+    # What follows is made when it's first asked for: a lone row through the cascade graph needs none of it.
+
+    @cached_property
+    def costs(self) -> Costs:
+        return self.route.costs(self.sizes)
+
+    @cached_property
+    def answers(self) -> Answers:
+        return Answers(self.rows, len(self.route.manifest.classes) if "probabilities" in self.fetch else None)
+
+    @cached_property
+    def routing(self) -> NDArray[np.float32] | None:
+        """(L, N) routing entropies, NaN where a row didn't get; None if neither caller nor gate wants them."""
+        layers = len(self.route.manifest.routing)
+        return np.full((layers, self.rows), np.nan, np.float32) if self.routed else None
+
+    def steps(self, *, logits: bool = False) -> list[Step]:
+        """The route's stages with what is to be fetched of each. logits: at every exit, whoever asks for them."""
+        return self.route.steps(logits=logits or "probabilities" in self.fetch, routing=self.routed)
+
+    def take(self, ids: Ids) -> Arrays:
+        """The inputs of consecutive rows."""
+        if len(ids) == self.rows:
+            return self.arrays
+        return rows_of(self.arrays, self.route.manifest, int(ids[0]), int(ids[-1]) + 1)
+
+    def aux(self, exit: int, seen: int, logits: NDArray[Any] | None, ids: Ids) -> dict[str, Any]:
+        """What an exit's calibrator may need of the rows `ids`. seen: layers run by this exit."""
+        made: dict[str, Any] = {} if logits is None else {"logits": logits}
+        if self.routing is not None and "routing" in self.gate.needs(exit):
+            made["routing"] = self.routing[:seen, ids]
+        return made
+
+    def predictions(self, again: Again) -> Predictions:
+        """The answers, once every row has left."""
+        kinds = {"probabilities": self.answers.probabilities, "routing": self.routing}
+        self.answers.flops = self.costs.exits[self.answers.exit]
+        return self.answers.predictions(
+            self.costs.executed(self.ran), {kind: kinds[kind] for kind in self.fetch}, again
+        )
