@@ -22,6 +22,7 @@ import onnxruntime
 from harness import Timing, machine, ratio, save, take_turns
 from offramp.runtime import Cascade, OperatingPoint, thresholds
 from offramp.runtime.execution.cpu import session
+from offramp.runtime.execution.cpu.executor import CpuExecutor
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
@@ -216,9 +217,9 @@ def wait(cascade: Cascade, inputs: Inputs) -> None:
     state: dict[str, Any] = dict(inputs)
     manifest, point = cascade.manifest, cascade.operating_point
     waiting = np.ones(len(inputs["input_ids"]), np.bool_)
-    steps = cascade._route.steps(logits=False, routing=False)
-    for k, stage in enumerate(cascade._route.stages):
-        made = cascade.run_graph(stage.graph, state, steps[k].outputs)
+    steps = cascade.route.steps(logits=False, routing=False)
+    for k, stage in enumerate(cascade.route.stages):
+        made = cascade.executor.run(stage.graph, state, steps[k].outputs)
         state |= made
         assert stage.exit is not None
         waiting &= made[manifest.exits[stage.exit].score] < point.thresholds[stage.exit]
@@ -234,6 +235,7 @@ def real_rows(
     labels: np.ndarray,
     sizes: list[int],
     seconds: float,
+    threads: int,
 ) -> list[Any]:
     """Real rows at exit-share thresholds (q = .45, from validation): realised against promised speed-up."""
     at = cascade.at(OperatingPoint(share_thresholds(cascade, val, 0.45)))
@@ -251,7 +253,7 @@ def real_rows(
         rival = best_monolith(sessions, timings)
         speed_up = ratio(timings[f"monolith, {rival}"], timings["cascade"])
         promised = whole / flops
-        parts = sum_of_blocks(at, work)
+        parts = sum_of_blocks(at, work, threads)
         row = {
             "batch": size,
             "rival": rival,
@@ -274,30 +276,34 @@ def share_thresholds(cascade: Cascade, val: Inputs, q: float) -> tuple[float, ..
     return thresholds.thresholds_for_shares(score, thresholds.geometric_shares(len(score), math.log(q)))
 
 
-def sum_of_blocks(cascade: Cascade, work: list[Inputs], repeats: int = 15) -> float:
+class Watched(CpuExecutor):
+    """Keeps what every block was run on."""
+
+    calls: list[tuple[Any, Any, list[str]]]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.calls = []
+
+    def run(self, graph: Any, state: Any, outputs: Any) -> Any:
+        self.calls.append((graph, dict(state), list(outputs)))
+        return super().run(graph, state, outputs)
+
+
+def sum_of_blocks(cascade: Cascade, work: list[Inputs], threads: int, repeats: int = 15) -> float:
     """Seconds of the blocks alone, each a session of its own, at the very states that ran; medians of repeated runs."""
-    calls: list[tuple[Any, dict[str, Any], list[str]]] = []
-    original = Cascade._values
-
-    def watch(self: Cascade, graph: Any, state: Any, outputs: Any) -> Any:
-        feed = {name: state[name] for name in graph.inputs} | self._gate_inputs
-        calls.append((self._sessions.get(graph.file), feed, list(outputs)))
-        return original(self, graph, state, outputs)
-
-    in_series = cascade.at(cascade.operating_point)
-    in_series._switches = None
-    Cascade._values = watch  # type: ignore[method-assign]
-    try:
-        for inputs in work:
-            in_series.predict(inputs)
-    finally:
-        Cascade._values = original  # type: ignore[method-assign]
+    executor = Watched(cascade.bundle, threads=threads, providers=["CPUExecutionProvider"], cascade_graph=False)
+    in_series = Cascade(cascade.bundle, cascade.calibration, cascade.operating_point, executor)
+    for inputs in work:
+        in_series.predict(inputs)
+    calls, executor.calls = executor.calls, []
     passes = []
     for _ in range(repeats):
         started = time.perf_counter()
-        for run, feed, outputs in calls:
-            run(outputs, feed)
+        for graph, state, outputs in calls:
+            CpuExecutor.run(executor, graph, state, outputs)
         passes.append(time.perf_counter() - started)
+    executor.close()
     return float(np.median(passes))
 
 
@@ -363,7 +369,9 @@ def main() -> None:
                 results[name]["mixes"] = mixes(cascade, sessions, test, sizes[-2:], seconds)
                 save("cascade", results)
                 print(f"{name}: real rows, speed-up over the monolith")
-                results[name]["real rows"] = real_rows(cascade, sessions, val, test, labels, real_sizes, seconds)
+                results[name]["real rows"] = real_rows(
+                    cascade, sessions, val, test, labels, real_sizes, seconds, threads
+                )
     path = save("cascade", results)
     plot(results, path.with_suffix(".png"))
     print(f"kept in {path.relative_to(ROOT)}")

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 CHECK = "--cpu-check" in sys.argv
@@ -32,10 +33,10 @@ from offramp.kernels.compact import Report  # noqa: E402
 from offramp.kernels.exit_gate import gate_into  # noqa: E402
 from offramp.kernels.reference import GateOutput, Survivors  # noqa: E402
 from offramp.runtime import OperatingPoint  # noqa: E402
-from offramp.runtime.bundle import Block, Exit, Input, Manifest, Segment, Tensor  # noqa: E402
-from offramp.runtime.execution.device.flow import Flow  # noqa: E402
-from offramp.runtime.execution.device.graphs import TorchGraphs  # noqa: E402
-from offramp.runtime.execution.device.lanes import Device  # noqa: E402
+from offramp.runtime.bundle import Block, Bundle, Exit, Input, Manifest, Segment, Tensor  # noqa: E402
+from offramp.runtime.execution.call import Call  # noqa: E402
+from offramp.runtime.execution.device.executor import DeviceExecutor  # noqa: E402
+from offramp.runtime.execution.device.torch.graphs import TorchGraphs  # noqa: E402
 from offramp.runtime.execution.route import Route  # noqa: E402
 from offramp.runtime.gate import Gate  # noqa: E402
 from torch import nn  # noqa: E402
@@ -288,7 +289,7 @@ class ModuleGraphs(TorchGraphs):
         self._parts = network
         super().__init__(None, DEVICE)  # type: ignore[arg-type]
 
-    def _program(self, graph: Any) -> Any:
+    def program(self, graph: Any) -> Any:
         first, last = (int(part) for part in graph.file.split("_"))
         return Part(self._parts, first, last)
 
@@ -399,13 +400,16 @@ def cascades() -> list[dict[str, Any]]:
 
 
 def mixes(name: str, network: Network, batch: int) -> list[dict[str, Any]]:
-    manifest, device, count = manifest_of(network), Device(ModuleGraphs(network)), len(network.blocks)
+    manifest, count = manifest_of(network), len(network.blocks)
+    executor = DeviceExecutor(Bundle(Path(), manifest), ModuleGraphs(network))
     x, middle = network.inputs(4 * batch), count // 2 - 1
     whole = WholeModel(network, batch)
 
     def predict(point: OperatingPoint, warm: bool = False) -> Any:
-        flow = Flow(Route(manifest, Gate(point, count)), device, {"x": x}, {"batch": len(x)}, (), batch, warm=warm)
-        return flow.answer((), str)
+        route = Route(manifest, Gate(point, count))
+        if warm:
+            executor.warm_up(route.out_of_reach(), {}, batch)
+        return executor.answer(Call(route, {"x": x}, {"batch": len(x)}, limit=batch), again=str)
 
     nobody = (np.inf,) * (count - 1)
     at_middle = OperatingPoint((*[np.inf] * middle, -np.inf, *[-np.inf] * (count - middle - 1)))
@@ -451,7 +455,7 @@ def mixes(name: str, network: Network, batch: int) -> list[dict[str, Any]]:
     ]
     print(table([("model", "batch", "variant", "rows/s", "time / whole", "left early"),
                  *[(name, str(batch), r["variant"], f"{r['rows_per_second']:.0f}", f"{r['time / whole model']:.3f}", f"{r['left early']:.0%}") for r in rows]]))  # fmt: skip
-    device.close()
+    executor.close()
     return rows
 
 

@@ -16,7 +16,6 @@ def exit_gate(
     inv_temperature: Any = 1.0,
     threshold: float = -math.inf,
     *,
-    alpha: float | None = None,
     live: torch.Tensor | None = None,
 ) -> GateOutput:
     """As `offramp.kernels.exit_gate`, by some thirty operations that each read and write their tensors."""
@@ -39,7 +38,7 @@ def exit_gate(
     s = torch.where(alone, 1.0, total)
     score = torch.where(alone, _LARGEST, -(d + s.log())).clamp(-_LARGEST, _LARGEST)
     whole = 1 + torch.where(alone, 0.0, d.exp() * s)
-    confidence = 1 / whole if alpha is None else recalibrated(score, alpha, z.shape[1])
+    confidence = 1 / whole
     entropy = whole.log() - torch.where(alone, 0.0, d.exp() * (weighted + d * s) / whole)
     margin = (1 - d.exp()) / whole
     single = score.float().masked_fill(unknown, math.nan)
@@ -59,14 +58,3 @@ def _lowest_argmax(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     top = z.amax(1)
     places = torch.arange(z.shape[1], device=z.device)
     return top, torch.where(z == top[:, None], places, z.shape[1]).amin(1)
-
-
-def recalibrated(score: torch.Tensor, alpha: float, classes: int) -> torch.Tensor:
-    """f̂_α as `reference.recalibrated`."""
-    behind = (-score.abs()).exp()
-    wrong = torch.where(score > 0, behind, 1.0) / (1 + behind)
-    if classes == 1:
-        return 1 - wrong
-    room = 1 - 1 / classes
-    bent = room * -torch.expm1(alpha * torch.log1p(-(wrong / room).clamp_max(1.0)))
-    return 1 - (0.05 * wrong + 0.95 * bent)

@@ -26,7 +26,6 @@ def exit_gate(
     inv_temperature: Any = 1.0,
     threshold: float = -math.inf,
     *,
-    alpha: float | None = None,
     live: Any = None,
 ) -> GateOutput:
     """The fused gate: z' = scale * z + bias, its label y, and everything else of t * z', t = inv_temperature[y].
@@ -34,15 +33,15 @@ def exit_gate(
     logits: (n, C), 1 <= C <= 262,144, any float type, any row stride; an array, or a torch tensor, whose device
     says where it is done: CUDA tensors by one Triton launch that reads the logits once (twice where C > 8,192 and
     the temperature differs by class), without waiting for it; others by `reference.exit_gate`.
-    scale, bias, inv_temperature: scalars or (C,), the last > 0. alpha: > 0, report the confidence under f̂_α.
+    scale, bias, inv_temperature: scalars or (C,), the last > 0.
     live: (n,) bool, rows that aren't never leave.
 
     Returns arrays, or tensors on the logits' device. On a device z' is float32, and so are the sums over classes.
     """
     if not is_tensor(logits):
-        return reference.exit_gate(logits, scale, bias, inv_temperature, threshold, alpha=alpha, live=live)
+        return reference.exit_gate(logits, scale, bias, inv_temperature, threshold, live=live)
     if not on_triton(logits):
-        return _elsewhere(logits, scale, bias, inv_temperature, threshold, alpha, live)
+        return _elsewhere(logits, scale, bias, inv_temperature, threshold, live)
     import torch
 
     rows, device = logits.shape[0], logits.device
@@ -54,7 +53,7 @@ def exit_gate(
         margin=torch.empty(rows, dtype=torch.float64, device=device),
         leave=torch.empty(rows, dtype=torch.bool, device=device),
     )
-    gate_into(out, logits, scale, bias, inv_temperature, threshold, alpha=alpha, live=live)
+    gate_into(out, logits, scale, bias, inv_temperature, threshold, live=live)
     return out
 
 
@@ -66,7 +65,6 @@ def gate_into(
     inv_temperature: Any = 1.0,
     threshold: float = -math.inf,
     *,
-    alpha: float | None = None,
     live: "torch.Tensor | None" = None,
     survivors: Survivors | None = None,
 ) -> None:
@@ -85,7 +83,6 @@ def gate_into(
         if survivors is not None:
             survivors.count.zero_()
         return
-    high, low = _halves(alpha)
     uniform, by_class = _temperature(inv_temperature, logits)
     fused = survivors is not None and rows <= COMPACT_ROWS
     tickets, floats, integers = scratch(logits.device)
@@ -99,8 +96,6 @@ def gate_into(
         by_class,
         uniform,
         rounded_up(threshold),
-        high,
-        low,
         None if live is None else as_bytes(live),
         out.label,
         out.confidence,
@@ -115,7 +110,6 @@ def gate_into(
     shared = {
         "classes": classes,
         "ALIGNED": math.gcd(logits.stride(0), 16) or 16,  # a stride of 0 is one row for all
-        "ALPHA": alpha is not None,
         "COMPACT": -(-rows // 1024) if fused else 0,
     }
     processors = _processors(logits.device)
@@ -173,16 +167,6 @@ def scratch(device: "torch.device") -> tuple[Any, Any, Any]:
     return found
 
 
-def _halves(alpha: float | None) -> tuple[float, float]:
-    """A float64 as two float32: that's what scalar arguments of a kernel are."""
-    if alpha is None:
-        return 1.0, 0.0
-    if not alpha > 0:
-        raise ValueError(f"alpha is {alpha}, expected more than 0.")
-    high = float(np.float32(alpha))
-    return high, float(np.float32(alpha - high))
-
-
 def _per_class(value: Any, neutral: float, logits: "torch.Tensor") -> "torch.Tensor | None":
     """(C,) float32 on the logits' device, or None where it changes nothing."""
     if isinstance(value, int | float) and value == neutral:
@@ -204,16 +188,14 @@ def _temperature(value: Any, logits: "torch.Tensor") -> tuple[float, "torch.Tens
     return 1.0, _per_class(value, math.nan, logits)
 
 
-def _elsewhere(
-    logits: "torch.Tensor", scale: Any, bias: Any, inverse: Any, threshold: float, alpha: float | None, live: Any
-) -> GateOutput:
+def _elsewhere(logits: "torch.Tensor", scale: Any, bias: Any, inverse: Any, threshold: float, live: Any) -> GateOutput:
     """Tensors that Triton doesn't serve: by torch's own operations on a device, by numpy on the CPU."""
     import torch
 
     if logits.is_cuda:
         from offramp.kernels import eager
 
-        return eager.exit_gate(logits, scale, bias, inverse, threshold, alpha=alpha, live=live)
+        return eager.exit_gate(logits, scale, bias, inverse, threshold, live=live)
 
     def plain(value: Any) -> Any:
         return value.detach().to(torch.float64).numpy() if is_tensor(value) else value
@@ -224,7 +206,6 @@ def _elsewhere(
         plain(bias),
         plain(inverse),
         threshold,
-        alpha=alpha,
         live=None if live is None else np.asarray(live),
     )
     return GateOutput(*(torch.from_numpy(np.ascontiguousarray(array)) for array in out))

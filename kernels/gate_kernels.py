@@ -6,7 +6,7 @@ m = max_{k != y} z'_k:
     W = sum_{k != y} t (z'_k - m) exp(t (z'_k - m))
     d = t (m - z'_y)                            how far the others are behind
     score = -(d + log S),  confidence = 1 / (1 + e^d S),  entropy = log(1 + e^d S) - e^d (W + d S) / (1 + e^d S)
-d and the score are float64 until they are stored, and so is the recalibrated confidence; the rest is float32.
+d and the score are float64 until they are stored; the rest is float32.
 Nothing here is ever log(p / (1 - p)).
 
 Importing this module imports triton; `offramp.kernels.exit_gate` does so only for tensors that need it.
@@ -42,33 +42,6 @@ def _log1p(x):
 
 
 @triton.jit
-def _expm1(x):
-    """exp(x) - 1 in float64 for x <= 0, as `_log1p`."""
-    u = tl.exp(x)
-    plain = (u == 1.0) | (u - 1.0 == -1.0)
-    safe = tl.where(plain, 0.5, u)
-    return tl.where(u == 1.0, x, tl.where(u - 1.0 == -1.0, -1.0, (safe - 1.0) * x / tl.log(safe)))
-
-
-@triton.jit
-def _recalibrated(score, alpha_high, alpha_low, classes: tl.constexpr):
-    """Confidence under f_alpha-hat, from the log-odds, in float64 (EEFP appendix B):
-
-    1 - c' = 0.05 (1 - c) + 0.95 (1 - 1/C) (-expm1(alpha log1p(-u))),  u = sigmoid(-score) / (1 - 1/C).
-    """
-    wide = tl.zeros([], tl.float64)
-    alpha = wide + alpha_high + alpha_low  # a kernel's scalar arguments are float32, alpha isn't
-    behind = tl.exp(-tl.abs(score))
-    wrong = tl.where(score > 0, behind, 1.0) / (1.0 + behind)
-    if classes == 1:
-        return 1.0 - wrong
-    room = 1.0 - 1.0 / (wide + classes)
-    u = tl.minimum(wrong / room, 1.0)
-    missing = 0.05 * wrong + 0.95 * room * -_expm1(alpha * _log1p(-u))
-    return 1.0 - missing
-
-
-@triton.jit
 def _conclude(
     rows,
     there,
@@ -81,8 +54,6 @@ def _conclude(
     t,
     classes: tl.constexpr,
     threshold,
-    alpha_high,
-    alpha_low,
     live,
     out_label,
     out_confidence,
@@ -90,7 +61,6 @@ def _conclude(
     out_entropy,
     out_margin,
     out_leave,
-    ALPHA: tl.constexpr,
 ):
     """From a row's sums (or rows') to everything that is stored of it."""
     alone = total == 0.0  # C = 1: there is nobody to be behind
@@ -113,10 +83,7 @@ def _conclude(
         odds = tl.where(alone, 0.0, tl.exp(near))
         others = odds * s
         whole = 1.0 + others
-        if ALPHA:
-            reported = _recalibrated(score, alpha_high, alpha_low, classes)
-        else:
-            reported = 1.0 - (others / whole).to(tl.float64)
+        reported = 1.0 - (others / whole).to(tl.float64)
         tl.store(out_confidence + rows, tl.where(known, reported, nothing), mask=there)
         if out_entropy is not None:
             spread = tl.where(alone, 0.0, odds * (weighted + near * s) / whole)
@@ -162,8 +129,6 @@ def gate_tile(
     inv_temperature,
     uniform,
     threshold,
-    alpha_high,
-    alpha_low,
     live,
     label,
     confidence,
@@ -178,7 +143,6 @@ def gate_tile(
     ALIGNED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    ALPHA: tl.constexpr,
     COMPACT: tl.constexpr,
 ):
     """Rows that fit on chip whole: ROWS of them a program, all classes at once.
@@ -216,8 +180,6 @@ def gate_tile(
         t,
         classes,
         threshold,
-        alpha_high,
-        alpha_low,
         live,
         label,
         confidence,
@@ -225,7 +187,6 @@ def gate_tile(
         entropy,
         margin,
         leave,
-        ALPHA,
     )
     if COMPACT > 0:
         _compact_if_last(tickets, leave, live, survivors, count, rows, tl.num_programs(0), COMPACT)
@@ -270,8 +231,6 @@ def gate_stream(
     inv_temperature,
     uniform,
     threshold,
-    alpha_high,
-    alpha_low,
     live,
     label,
     confidence,
@@ -289,7 +248,6 @@ def gate_stream(
     STEPS: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
-    ALPHA: tl.constexpr,
     COMPACT: tl.constexpr,
 ):
     """Rows too long to hold: a row, or one of its PARTS, is streamed through BLOCK lanes with running sums, in STEPS.
@@ -369,8 +327,6 @@ def gate_stream(
             t,
             classes,
             threshold,
-            alpha_high,
-            alpha_low,
             live,
             label,
             confidence,
@@ -378,7 +334,6 @@ def gate_stream(
             entropy,
             margin,
             leave,
-            ALPHA,
         )
         if COMPACT > 0:
             _compact_if_last(tickets, leave, live, survivors, count, rows, rows, COMPACT)

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _LARGEST = float(np.finfo(np.float32).max)
-_EPSILON = 0.05
 
 
 class GateOutput(NamedTuple):
@@ -40,13 +39,11 @@ def exit_gate(
     inv_temperature: ArrayLike = 1.0,
     threshold: float = -np.inf,
     *,
-    alpha: float | None = None,
     live: ArrayLike | None = None,
 ) -> GateOutput:
     """The fused gate: z' = scale * z + bias, its label y, and everything else of t * z', t = inv_temperature[y].
 
     logits: (n, C), C >= 1, any float type. scale, bias, inv_temperature: scalars or (C,), the last > 0.
-    alpha: > 0, the confidence is reported under f̂_α (EEFP appendix B); score, entropy and margin stay.
     live: (n,) bool, rows that aren't never leave. ±inf logits are taken as ±float32's largest, so classes
     tied at +inf share the probability.
     """
@@ -68,7 +65,7 @@ def exit_gate(
     # 0 * -inf is 0 here: a class that can't be has no uncertainty.
     weighted = np.where(odds > 0, odds * lead, 0.0).sum(axis=1)
     values: dict[str, NDArray[Any]] = {
-        "confidence": 1 / total if alpha is None else recalibrated(score, alpha, classes),
+        "confidence": 1 / total,
         "score": score,
         "entropy": np.log(total) - weighted / total,
         "margin": (1 - np.exp(runner_up)) / total,
@@ -92,23 +89,6 @@ def rounded_up(threshold: float) -> float:
         near = np.float32(threshold)
         # Compared as float64: numpy would first round a Python number to the float32 beside it.
         return float(near if float(near) >= threshold else np.nextafter(near, np.float32(np.inf)))
-
-
-def recalibrated(score: ArrayLike, alpha: float, classes: int) -> NDArray[np.float64]:
-    """(n,) confidence f̂_α(sigmoid(score)) (EEFP section 3.2 and appendix B), computed from what is missing to 1:
-
-    1 − ĉ = ε(1 − c) + (1 − ε)(1 − 1/C)(−expm1(α·log1p(−u))), u = sigmoid(−score)/(1 − 1/C), ε = 0.05.
-    """
-    s = np.asarray(score, np.float64)
-    behind = np.exp(-np.abs(s))
-    wrong = np.where(s > 0, behind, 1.0) / (1.0 + behind)
-    if classes == 1:
-        return np.asarray(1.0 - wrong)
-    room = 1.0 - 1.0 / classes
-    u = np.minimum(wrong / room, 1.0)
-    with np.errstate(divide="ignore"):
-        missing = _EPSILON * wrong + (1 - _EPSILON) * room * -np.expm1(alpha * np.log1p(-u))
-    return np.asarray(1.0 - missing)
 
 
 def compact(leave: ArrayLike, live: ArrayLike | None = None) -> Survivors:

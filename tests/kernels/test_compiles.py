@@ -16,7 +16,7 @@ from offramp.kernels import compact_kernels, gate_kernels
 
 FLAGS = dict(live="*i8", leave="*i8")
 COMMON = dict(
-    row_stride="i32", rows="i32", uniform="fp32", threshold="fp32", alpha_high="fp32", alpha_low="fp32", label="*i32",
+    row_stride="i32", rows="i32", uniform="fp32", threshold="fp32", label="*i32",
     confidence="*fp64", score="*fp32", entropy="*fp64", margin="*fp64", survivors="*i32", count="*i32", tickets="*i32",
     parts_f="*fp32", parts_i="*i32", scale="*fp32", bias="*fp32", inv_temperature="*fp32", column_stride="i32",
     counts="*i32", blocks="i32", index="*i32", picked="i32", sources=("*i64", "*i16"), targets=("*i64", "*i16"),
@@ -36,15 +36,15 @@ plain = dict(scale=None, bias=None, inv_temperature=None, column_stride=1)
 for capability in CAPABILITIES:
     for logits in ("*fp32", "*fp16", "*bf16"):
         ptx = compiled(gate_kernels.gate_tile, capability, logits=logits, classes=1000, ALIGNED=8, ROWS=2, BLOCK=1024,
-                       ALPHA=True, COMPACT=2, **plain)
+                       COMPACT=2, **plain)
         assert "ld.global.v4.b32" in ptx, "16 bytes a load, though 1,000 isn't a multiple of 16"
         ptx = compiled(gate_kernels.gate_stream, capability, 8, logits, classes=128256, ALIGNED=16, STEPS=8, PARTS=8,
-                       BLOCK=2048, ALPHA=True, COMPACT=1, **plain)
+                       BLOCK=2048, COMPACT=1, **plain)
         assert "ld.global.v4.b32" in ptx
-    compiled(gate_kernels.gate_tile, capability, classes=10, ALIGNED=2, ROWS=8, BLOCK=16, ALPHA=False, COMPACT=0)
-    compiled(gate_kernels.gate_tile, capability, classes=1, ALIGNED=1, ROWS=8, BLOCK=16, ALPHA=True, COMPACT=0)
+    compiled(gate_kernels.gate_tile, capability, classes=10, ALIGNED=2, ROWS=8, BLOCK=16, COMPACT=0)
+    compiled(gate_kernels.gate_tile, capability, classes=1, ALIGNED=1, ROWS=8, BLOCK=16, COMPACT=0)
     compiled(gate_kernels.gate_stream, capability, 8, classes=20000, ALIGNED=1, STEPS=10, PARTS=1, BLOCK=2048,
-             ALPHA=True, COMPACT=1)
+             COMPACT=1)
     compiled(compact_kernels.compact_rows, capability, STEPS=2, BLOCK=1024)
     compiled(compact_kernels.count_blocks, capability, BLOCK=1024)
     compiled(compact_kernels.place_blocks, capability, STEPS=1, BLOCK=1024)

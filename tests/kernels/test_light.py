@@ -16,7 +16,7 @@ def test_arrays_are_gated_without_torch_or_triton():
         "import sys, numpy as np\n"
         "import offramp.kernels as k\n"
         "z = np.random.default_rng(0).standard_normal((4, 5))\n"
-        "out = k.exit_gate(z, threshold=0.0, alpha=2.0)\n"
+        "out = k.exit_gate(z, threshold=0.0)\n"
         "k.gather([z], k.compact(out.leave).index, [0])\n"
         "print([m for m in ('torch', 'triton', 'onnx', 'onnxruntime') if m in sys.modules])"
     )

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from offramp.kernels import exit_gate
+from offramp.kernels.reference import rounded_up
 from offramp.runtime import scores
 
 finite = st.floats(-50, 50, width=32)
@@ -54,3 +55,17 @@ def test_infinite_logits_and_no_rows_are_defined():
     np.testing.assert_allclose(got.score[:2], [0, -np.log(2)], atol=1e-7)
     assert np.isfinite(got.score).all()
     assert len(exit_gate(np.zeros((0, 4))).label) == 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(allow_nan=False), st.floats(width=32, allow_nan=False))
+def test_a_float32_score_reaches_a_rounded_threshold_exactly_if_it_reaches_the_threshold(threshold, score):
+    bar = rounded_up(threshold)
+    assert bar == np.float32(bar)
+    assert (np.float32(score) >= np.float32(bar)) == (float(np.float32(score)) >= threshold)
+
+
+def test_a_threshold_that_float32_rounds_down_is_rounded_up():
+    # float32(0.7) is below 0.7, and numpy says that it isn't: it rounds the Python number first.
+    assert rounded_up(0.7) == float(np.nextafter(np.float32(0.7), np.float32(1)))
+    assert rounded_up(0.1) == float(np.float32(0.1))

@@ -1,3 +1,4 @@
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -104,3 +105,14 @@ def test_it_equals_the_cascade_on_a_real_bundle(digits):
         np.testing.assert_array_equal(found.flops, answer.flops)
         np.testing.assert_array_equal(found.abstain, answer.abstain)
         np.testing.assert_allclose(found.score, answer.score, rtol=1e-4, atol=1e-4)
+
+
+def test_a_row_without_a_score_has_no_label_wherever_it_leaves():
+    """Logits of one's own have no recorded label, and the arg max of a NaN is an index like any other."""
+    logits = np.array([[[np.nan, 1.0], [2.0, 0.0]], [[np.nan, 0.0], [0.0, 3.0]]])
+    records = SimpleNamespace(logits=logits, flops=np.array([[1, 1], [2, 2]]))
+    early = simulate(records, OperatingPoint((-math.inf, -math.inf)))
+    assert (early.exit.tolist(), early.label.tolist()) == ([0, 0], [-1, 0])
+    late = simulate(records, OperatingPoint((5.0, -math.inf)))
+    assert (late.exit.tolist(), late.label.tolist()) == ([1, 1], [-1, 1])
+    assert late.abstain.tolist() == [True, False]

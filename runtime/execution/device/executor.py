@@ -13,7 +13,7 @@ from offramp.runtime.execution.call import Again, Call
 from offramp.runtime.execution.device.buckets import buckets
 from offramp.runtime.execution.device.flow import Flow
 from offramp.runtime.execution.device.graphs import Graphs, Tensors
-from offramp.runtime.execution.device.lanes import IN_FLIGHT, Lanes
+from offramp.runtime.execution.device.lanes import IN_FLIGHT, Lanes, to_host
 from offramp.runtime.execution.device.torch.graphs import TorchGraphs
 from offramp.runtime.execution.route import Route
 from offramp.runtime.execution.values import OUT_OF_RANGE, cannot_run
@@ -58,15 +58,19 @@ class DeviceExecutor:
         return self._constants[key]
 
     def put(self, arrays: Mapping[str, NDArray[Any]]) -> Tensors:
-        device = self.graphs.device
-        return {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in arrays.items()}
+        # torch warns of arrays that are read-only, as mapped ones are.
+        return {
+            name: torch.from_numpy(np.require(array, requirements=("C", "W"))).to(self.graphs.device)
+            for name, array in arrays.items()
+        }
 
     def run(self, graph: Block | Segment, state: Mapping[str, Any], outputs: Sequence[str]) -> Tensors:
         with self._lanes.taken(1) as (lane,), lane.current():
             feed = {name: state[name].to(lane.device) for name in graph.inputs}
             made, outside = self.graphs.once(graph, feed, self._gate_inputs, tuple(outputs), lane.number)
-            lane.wait()  # the next to use it may be on another stream
-        if outside is not None and bool(outside.cpu()):
+            flag = None if outside is None else to_host(outside)
+            lane.wait()  # whoever uses it next may be on another stream
+        if flag is not None and bool(flag.numpy()):
             raise cannot_run(graph.file, OUT_OF_RANGE)
         return made
 
@@ -85,7 +89,10 @@ class DeviceExecutor:
         return made
 
     def fetch(self, state: Mapping[str, Any]) -> Arrays:
-        return {name: tensor.cpu().numpy() for name, tensor in state.items()}
+        with self._lanes.taken(1) as (lane,), lane.current():
+            there = {name: to_host(tensor) for name, tensor in state.items()}
+            lane.wait()
+        return {name: tensor.numpy() for name, tensor in there.items()}
 
     def warm_up(self, route: Route, sizes: Mapping[str, int], rows: int) -> None:
         """Every graph at every bucket, on every lane, so that nothing is planned or captured while serving.

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from offramp.kernels import gather
 from offramp.kernels.compact import Report, compact_into
@@ -22,7 +21,7 @@ from offramp.runtime.execution.answers import Ids
 from offramp.runtime.execution.call import Again, Call
 from offramp.runtime.execution.device.buckets import bucket
 from offramp.runtime.execution.device.graphs import Graphs, Tensors
-from offramp.runtime.execution.device.lanes import IN_FLIGHT, Lane, Lanes
+from offramp.runtime.execution.device.lanes import IN_FLIGHT, Lane, Lanes, to_host
 from offramp.runtime.execution.values import OUT_OF_RANGE, cannot_run
 from offramp.runtime.gate import Decision
 from offramp.runtime.predictions import Predictions
@@ -85,7 +84,7 @@ class Flow:
             made = prepared.run(state)
             self._call.ran[k] += size
             state = {name: made[name] if name in made else state[name] for name in step.following}
-            layers = {layer: _to_host(made[name]) for name, layer in step.layers}
+            layers = {layer: to_host(made[name]) for name, layer in step.layers}
             if step.exit is None:
                 continue
             j, report = step.exit, lane.report(size)
@@ -94,7 +93,7 @@ class Flow:
             _decide(report, logits, self._call.gate.point.thresholds[j], live, on_device, prepared.out_of_range)
             wants = self._call.gate.needs(j)
             brought = self._call.answers.probabilities is not None or ("logits" in wants and on_device is None)
-            values = _to_host(logits) if brought else None
+            values = to_host(logits) if brought else None
             report.send()
             yield
             told = report.arrived()
@@ -189,13 +188,6 @@ class Flow:
         if "entropy" in self._call.gate.needs(j) and values is None:
             aux["entropy"] = -told["entropy"][leaves].astype(np.float64)
         return aux
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    """A copy on its way to the host, there once an event behind it has come."""
-    if tensor.device.type == "cpu":
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _decide(

@@ -16,6 +16,13 @@ IN_FLIGHT = 2
 """Batches on a device at once: while the host hears how many rows of one go on, the device works on the other."""
 
 
+def to_host(tensor: Tensor) -> Tensor:
+    """A copy on its way to the host, there once an event behind it has come."""
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
 class Lane:
     """What one batch in flight has for itself: a stream, reports, and pinned memory that its inputs pass through."""
 

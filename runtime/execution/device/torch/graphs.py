@@ -88,7 +88,7 @@ class TorchGraphs(Graphs):
         self._pools: dict[int, Any] = {}
 
     def open(self, graph: Block | Segment) -> None:
-        self._program(graph)
+        self.program(graph)
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -98,7 +98,8 @@ class TorchGraphs(Graphs):
     def opened(self) -> frozenset[str]:
         return frozenset(self._programs)
 
-    def _program(self, graph: Block | Segment) -> Program:
+    def program(self, graph: Block | Segment) -> Program:
+        """A graph as a program, read when first asked for. Raises BundleError."""
         found = self._programs.get(graph.file)
         if found is None:
             found = self._programs[graph.file] = read_program(self._bundle.file(graph.file), self._weights, self.device)
@@ -120,7 +121,7 @@ class TorchGraphs(Graphs):
     def prepare(
         self, graph: Block | Segment, state: Tensors, outputs: tuple[str, ...], lane: int, *, warm: bool
     ) -> Prepared:
-        program, stream = self._program(graph), self.stream(lane)
+        program, stream = self.program(graph), self.stream(lane)
         if stream is None:
             return _Eager(program, outputs)
         given = {name: state[name] for name in graph.inputs}
@@ -134,7 +135,7 @@ class TorchGraphs(Graphs):
     def once(
         self, graph: Block | Segment, state: Tensors, gate: Tensors, outputs: tuple[str, ...], lane: int
     ) -> tuple[Tensors, Tensor | None]:
-        return self._program(graph).run({**gate, **state}, outputs)
+        return self.program(graph).run({**gate, **state}, outputs)
 
     def close(self) -> None:
         super().close()
