@@ -300,6 +300,7 @@ def manifest_of(network: Network) -> Manifest:
     of_row = (
         ["batch", network.tokens] if network.kind == "text" else ["batch", 3, 16 * network.patch, 16 * network.patch]
     )
+    floats = str(network.heads[0][1].weight.dtype).removeprefix("torch.")
     parts: dict[tuple[int, int], dict[str, Any]] = {}
     for first in range(count):
         for last in range(first, count):
@@ -315,8 +316,8 @@ def manifest_of(network: Network) -> Manifest:
     return Manifest(
         schema="offramp/1", name=network.kind, version="1", created="", producer="benchmarks/gpu.py",
         classes=[str(k) for k in range(network.classes)],
-        inputs=[Input(name="x", dtype="int64" if network.kind == "text" else "float16", shape=of_row)],
-        tensors={f"state_{k}": Tensor(dtype="float16", shape=["batch", network.tokens, width], batch_axis=0) for k in range(count)},
+        inputs=[Input(name="x", dtype="int64" if network.kind == "text" else floats, shape=of_row)],
+        tensors={f"state_{k}": Tensor(dtype=floats, shape=["batch", network.tokens, width], batch_axis=0) for k in range(count)},
         blocks=[Block(**parts[k, k]) for k in range(count)],
         segments=[Segment(**part, first=a, last=b) for (a, b), part in parts.items() if a < b],
         exits=[Exit(name=str(k), block=k, logits=f"logits_{k}", label=f"label_{k}", score=f"score_{k}") for k in range(count)],
