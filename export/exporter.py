@@ -12,9 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from offramp.export import graph as graphs
-from offramp.export.cascade_graph import CascadeGraphWriter
 from offramp.export.dims import Cost
-from offramp.export.emit import BlockWriter, block_interface, dimensions, numpy_name
 from offramp.export.flops import flops
 from offramp.export.fuse import fuse
 from offramp.export.outputs import PER_EXIT, Outputs
@@ -22,7 +20,9 @@ from offramp.export.partition import BlockPlan, Partition, Plan
 from offramp.export.preprocess import take_preprocess, try_preprocess
 from offramp.export.probe import Probe, batch_axis, element_bytes, make_inputs, resize
 from offramp.export.verify import Verification, onnx_reference, rows_are_independent, verify, verify_cascade_graph
-from offramp.export.weights import WEIGHTS, WeightFile
+from offramp.export.writing.cascade_graph import CascadeGraphWriter
+from offramp.export.writing.emit import BlockWriter, block_interface, dimensions, numpy_name
+from offramp.export.writing.weights import WEIGHTS, WeightFile
 from offramp.runtime.bundle import DTYPES, MANIFEST, SCHEMA, encode_number, is_axis, read_bundle
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import BundleError, ExportError

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 from offramp.export.dims import Dim, fit
 from offramp.export.graph import ModelGraph
-from offramp.export.weights import WeightFile
+from offramp.export.writing.weights import WeightFile
 from offramp.runtime.errors import ExportError
 from offramp.runtime.execution.cpu.session import onnxruntime
 

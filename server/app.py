@@ -8,11 +8,12 @@ from pathlib import Path
 from fastapi import FastAPI
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
-from offramp.server import inference, metrics, operating_points, pages, predict
+from offramp.server import metrics, operating_points, pages
 from offramp.server.dataplane import DataPlane
 from offramp.server.engine import DirectEngine
 from offramp.server.errors import add_error_handlers
-from offramp.server.openapi import add_schemas
+from offramp.server.protocols import inference, predict
+from offramp.server.protocols.openapi import add_schemas
 from offramp.server.settings import Settings
 
 

@@ -5,7 +5,6 @@ gives (N, C) probabilities, `score` and `confidence` the calibrated log-odds and
 `to_dict`/`from_dict` store it. `register` adds your own subclass of `Calibrator`.
 """
 
-from offramp.runtime.calibration.attain import at_confidence
 from offramp.runtime.calibration.binning import BBQ, HistogramBinning
 from offramp.runtime.calibration.cwmcs import CwMCS
 from offramp.runtime.calibration.exits import fit_exits
@@ -23,6 +22,7 @@ from offramp.runtime.calibration.protocol import Calibrator, Given
 from offramp.runtime.calibration.rank_preserving import RankPreservingIsotonic, RankPreservingPower
 from offramp.runtime.calibration.rcmmc import RCMMC
 from offramp.runtime.calibration.registry import from_dict, get, kind, names, register
+from offramp.runtime.calibration.solvers.attain import at_confidence
 from offramp.runtime.calibration.temperature import (
     EnsembleTemperature,
     LogitNorm,

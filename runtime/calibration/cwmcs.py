@@ -7,9 +7,9 @@ from typing import Any, Literal
 import numpy as np
 from offramp.runtime import arrays, scores
 from offramp.runtime.arrays import Array, Floats, Ints
-from offramp.runtime.calibration.curves import OddsCurves
 from offramp.runtime.calibration.protocol import Calibrator, Given
 from offramp.runtime.calibration.registry import register
+from offramp.runtime.calibration.solvers.curves import OddsCurves
 from offramp.runtime.calibration.temperature import ece_temperature, fit_inverse_temperature, top_one_ece
 from offramp.runtime.errors import InputError
 from offramp.runtime.metrics.bins import check_bins

@@ -7,9 +7,9 @@ from typing import Any, Self
 import numpy as np
 from offramp.runtime import arrays, scores
 from offramp.runtime.arrays import Array, Bools, Floats
-from offramp.runtime.calibration.attain import at_confidence
 from offramp.runtime.calibration.protocol import Given
 from offramp.runtime.calibration.registry import register
+from offramp.runtime.calibration.solvers.attain import at_confidence
 from offramp.runtime.calibration.top_one import TopOne
 from offramp.runtime.errors import InputError
 

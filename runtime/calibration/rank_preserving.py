@@ -10,7 +10,7 @@ from offramp.runtime.arrays import Array, Floats
 from offramp.runtime.calibration.monotone import MonotoneLine, isotonic_regression
 from offramp.runtime.calibration.protocol import Given
 from offramp.runtime.calibration.registry import register
-from offramp.runtime.calibration.search import minimise
+from offramp.runtime.calibration.solvers.search import minimise
 from offramp.runtime.calibration.top_one import TopOne, finite_score
 
 EPSILON = 0.05

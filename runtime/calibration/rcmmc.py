@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from offramp.runtime import arrays, scores
 from offramp.runtime.arrays import Array, Floats, Ints
-from offramp.runtime.calibration.attain import at_confidence
 from offramp.runtime.calibration.binning import mass_edges
 from offramp.runtime.calibration.monotone import isotonic_regression
 from offramp.runtime.calibration.protocol import Calibrator, Given
 from offramp.runtime.calibration.registry import register
+from offramp.runtime.calibration.solvers.attain import at_confidence
 from offramp.runtime.calibration.temperature import fit_inverse_temperature
 from offramp.runtime.metrics.bins import check_bins
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from offramp.runtime import arrays, scores
 from offramp.runtime.arrays import Array, Floats, Ints
-from offramp.runtime.calibration.curves import OddsCurves
 from offramp.runtime.calibration.protocol import Calibrator, Given
 from offramp.runtime.calibration.registry import register
-from offramp.runtime.calibration.search import minimise
+from offramp.runtime.calibration.solvers.curves import OddsCurves
+from offramp.runtime.calibration.solvers.search import minimise
 from offramp.runtime.errors import InputError
 from offramp.runtime.metrics.bins import check_bins, equal_width
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from offramp.runtime import scores
 from offramp.runtime.arrays import Array, Floats, Ints
-from offramp.runtime.calibration.attain import at_confidence
 from offramp.runtime.calibration.protocol import Calibrator, Given
+from offramp.runtime.calibration.solvers.attain import at_confidence
 
 # Log-odds beyond this say no more than "certain", but would outweigh all other rows in a fit.
 CERTAIN = 700.0

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="kernels take torch tensors")
 def graph(classes: int):
     import onnx
     import onnxruntime
-    from offramp.export.gate_nodes import gate_inputs, gate_nodes
+    from offramp.export.writing.gate_nodes import gate_inputs, gate_nodes
     from onnx import helper
 
     nodes, constants = gate_nodes("z", onnx.TensorProto.FLOAT, classes, "label", "score")

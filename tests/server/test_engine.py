@@ -8,8 +8,8 @@ from offramp.server.engine import DirectEngine
 from offramp.server.errors import Unavailable
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
+from offramp.server.protocols.tensors import group_of_arrays
 from offramp.server.query import DEFAULT_PRIORITY, Query
-from offramp.server.tensors import group_of_arrays
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from offramp.runtime import calibration, metrics, scores
-from offramp.runtime.calibration.curves import OddsCurves
+from offramp.runtime.calibration.solvers.curves import OddsCurves
 from offramp.runtime.calibration.temperature import ece_temperature, mixture_weights
 from scipy.optimize import minimize_scalar
 

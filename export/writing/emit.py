@@ -7,10 +7,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from offramp.export.dims import Dim
-from offramp.export.gate_nodes import gate_inputs, gate_nodes
 from offramp.export.graph import ModelGraph, Op
 from offramp.export.partition import BlockPlan
-from offramp.export.weights import WeightFile
+from offramp.export.writing.gate_nodes import gate_inputs, gate_nodes
+from offramp.export.writing.weights import WeightFile
 from offramp.runtime.errors import ExportError
 from onnx import helper, numpy_helper
 

@@ -7,9 +7,9 @@ import msgspec
 from fastapi import APIRouter
 from offramp.server import body
 from offramp.server.dataplane import DataPlane, Encode, check_timeout
-from offramp.server.openapi import documented, example_row
+from offramp.server.protocols.openapi import documented, example_row
+from offramp.server.protocols.tensors import groups_of_instances
 from offramp.server.query import Answer, Query
-from offramp.server.tensors import groups_of_instances
 from starlette.requests import Request
 from starlette.responses import Response
 

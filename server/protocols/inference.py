@@ -13,9 +13,9 @@ from offramp.runtime.errors import InputError
 from offramp.server import body
 from offramp.server.dataplane import DataPlane, Encode, check_timeout
 from offramp.server.errors import NotFound, NotSupported, Unavailable
-from offramp.server.openapi import documented, example_row
+from offramp.server.protocols.openapi import documented, example_row
+from offramp.server.protocols.tensors import group_of_arrays, numbers
 from offramp.server.query import DEFAULT_PRIORITY, PRIORITIES, Answer, Query
-from offramp.server.tensors import group_of_arrays, numbers
 from starlette.requests import Request
 from starlette.responses import Response
 

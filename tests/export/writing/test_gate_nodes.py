@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from offramp.export.gate_nodes import gate_inputs, gate_nodes
+from offramp.export.writing.gate_nodes import gate_inputs, gate_nodes
 from offramp.runtime import scores
 from onnx import helper
 

@@ -1,0 +1,1 @@
+"""Searches that calibrators are fitted with: temperatures, and the vector behind a confidence."""
