@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.bundle import Block, Segment
+from offramp.runtime.execution.answers import Ids
 from offramp.runtime.execution.call import Again, Call
-from offramp.runtime.execution.cpu.survivors import GONE, BlockQueue, Ids, Scratch, gathering_pays
+from offramp.runtime.execution.cpu.survivors import GONE, BlockQueue, Scratch, gathering_pays
 from offramp.runtime.execution.route import Step
 from offramp.runtime.inputs import Arrays
 from offramp.runtime.predictions import Predictions

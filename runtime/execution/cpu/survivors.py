@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-Arrays = dict[str, NDArray[Any]]
-Ids = NDArray[np.int64]
+from offramp.runtime.execution.answers import Ids
+from offramp.runtime.inputs import Arrays
 
 # Below, malloc has the memory at hand; above, keeping it would cost more than the page faults.
 _SMALLEST_SCRATCH, _LARGEST_SCRATCH = 1 << 16, 1 << 26
