@@ -60,9 +60,7 @@ def imported(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             # `from package import module` is an arrow to the module.
-            found |= {
-                name if (name := f"{node.module}.{alias.name}") in FILES else node.module for alias in node.names
-            }
+            found |= {name if (name := f"{node.module}.{alias.name}") in FILES else node.module for alias in node.names}
     return {name for name in found if name in FILES}
 
 

@@ -3,6 +3,8 @@
 import io
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -280,3 +282,31 @@ def test_the_command_line_takes_a_spec_whose_paths_start_where_it_lies(tokenizer
     assert main(command) == 0, capsys.readouterr().err
     with Cascade.load(tmp_path / "b") as cascade:
         assert len(cascade.predict(cascade.preprocess(TEXTS))) == len(TEXTS)
+
+
+@pytest.mark.parametrize(("kind", "library"), [("pictures", "PIL"), ("texts", "tokenizers")])
+def test_after_warming_up_the_first_raw_row_imports_nothing(kind, library, request):
+    """A first picture took 49 ms, most of them an import."""
+    bundle = request.getfixturevalue(kind)
+    code = (
+        "import sys\nfrom offramp.runtime import Cascade\n"
+        f"cascade = Cascade.load({str(bundle)!r})\n"
+        f"before = {library!r} in sys.modules\n"
+        "cascade.warm_up()\n"
+        f"print(before, {library!r} in sys.modules)"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["False", "True"]
+
+
+def test_other_operating_points_share_the_preprocessor(texts):
+    with Cascade.load(texts) as cascade:
+        other = cascade.at(cascade.operating_point)
+        before = cascade.preprocess(["what is my balance"])["ids"]
+        tokenizer = texts / cascade.manifest.preprocess.tokenizer
+        kept = tokenizer.read_bytes()
+        tokenizer.unlink()
+        try:
+            assert other.preprocess(["what is my balance"])["ids"].tolist() == before.tolist()
+        finally:
+            tokenizer.write_bytes(kept)
