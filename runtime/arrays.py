@@ -1,5 +1,4 @@
-"""Arrays at the door: what every number-cruncher here accepts, and how it walks them without big
-temporaries."""
+"""Arrays at the door: what every number-cruncher here accepts, and how it walks them without big temporaries."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -101,8 +100,7 @@ def describe_rows(rows: Array) -> str:
 
 
 def labels(values: ArrayLike, rows: int | None = None, classes: int | None = None, name: str = "labels") -> Ints:
-    """(N,) int64 class numbers from integers of any width, bools, or floats that are whole; −1 =
-    unlabelled."""
+    """(N,) int64 class numbers from integers of any width, bools, or floats that are whole; −1 = unlabelled."""
     array = np.asarray(values)
     if array.ndim == 2 and array.shape[1] > 1:
         raise InputError(
@@ -149,8 +147,7 @@ def flags(values: ArrayLike, name: str, rows: int | None = None) -> Bools:
 
 
 def weights(values: ArrayLike | None, rows: int, name: str = "weights") -> Floats | None:
-    """(N,) float64, finite and ≥ 0, not all zero unless there are no rows; None stays None (all rows count
-    1)."""
+    """(N,) float64, finite and ≥ 0, not all zero unless there are no rows; None stays None (all rows count 1)."""
     if values is None:
         return None
     array = vector(values, name, rows)

@@ -69,8 +69,8 @@ class Cascade:
         "torch:cuda", by torch in any case. operating_point: one of the bundle's by name, or your own.
         threads: intra-op threads a session; default what affinity and control group allow.
         providers: ONNX Runtime execution providers, instead of the device's own.
-        batch_rows: the most rows a block runs at once, 128 by default, 1,024 on a GPU; larger inputs go through in
-        pieces.
+        batch_rows: the most rows a block runs at once, 128 by default, 1,024 on a GPU; larger inputs go
+        through in pieces.
 
         Raises BundleError (nothing has been run then), InputError, RuntimeUnavailable.
         """

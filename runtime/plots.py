@@ -32,8 +32,7 @@ def _axes(ax: "Axes | None", size: tuple[float, float] = (5.0, 4.0)) -> "Axes":
 def reliability_diagram(
     probabilities: ArrayLike, labels: ArrayLike, *, bins: int = 15, smooth: bool = True, ax: "Axes | None" = None
 ) -> "Axes":
-    """Accuracy against confidence: bars by bin, with how many rows each holds, and the smooth curve over
-    them.
+    """Accuracy against confidence: bars by bin, with how many rows each holds, and the smooth curve over them.
 
     probabilities, labels: as for `metrics.ece`. smooth=False leaves the curve out.
     """
@@ -87,8 +86,7 @@ def cost_accuracy(
 
 
 def exit_shares(shares: Mapping[str, Sequence[float]], *, ax: "Axes | None" = None) -> "Axes":
-    """Which share of the rows leaves at each exit, one stacked bar an operating point: name -> (J,)
-    shares."""
+    """Which share of the rows leaves at each exit, one stacked bar an operating point: name -> (J,) shares."""
     if len({len(share) for share in shares.values()}) > 1:
         raise InputError("shares: expected the same number of exits for every operating point.")
     ax = _axes(ax)
@@ -132,8 +130,7 @@ def cwmcs_by_class(
     most: int = 30,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Signed miscalibration by class, + over- and − under-confident, sorted; of many classes the `most`
-    extreme."""
+    """Signed miscalibration by class, + over- and − under-confident, sorted; of many classes the `most` extreme."""
     ax = _axes(ax, (7.0, 4.0))
     values = metrics.cw_mcs(probabilities, labels, by=by)
     names = [str(k) for k in range(len(values))] if classes is None else list(classes)
@@ -149,8 +146,7 @@ def cwmcs_by_class(
 
 
 def matched_gaps(gap: metrics.MatchedGap, *, ax: "Axes | None" = None) -> "Axes":
-    """Accuracy of high- minus low-routing rows in each confidence bin; bars as opaque as their bin is
-    full."""
+    """Accuracy of high- minus low-routing rows in each confidence bin; bars as opaque as their bin is full."""
     ax = _axes(ax)
     bins = len(gap.gaps)
     smaller = np.minimum(gap.low_rows, gap.high_rows)

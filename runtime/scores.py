@@ -209,8 +209,7 @@ def _row_by_row(logits: ArrayLike, formula: Callable[[Array, Ints], Floats]) -> 
 
 
 def msr(logits: ArrayLike) -> Array:
-    """Maximum softmax response max_k p_k in [1/C, 1]: the confidence that is reported, not the one to rank
-    by."""
+    """Maximum softmax response max_k p_k in [1/C, 1]: the confidence that is reported, not the one to rank by."""
     return _row_by_row(logits, lambda block, label: sigmoid(-_log_rest(block, label, None, is_top=True)))
 
 
@@ -238,8 +237,7 @@ def max_logit(logits: ArrayLike) -> Array:
 
 
 def margin(logits: ArrayLike, form: Literal["probability", "logit"] = "probability") -> Array:
-    """p_(1) − p_(2) in [0, 1], or z_(1) − z_(2) with form="logit". With one class: 1, or float32's
-    largest."""
+    """p_(1) − p_(2) in [0, 1], or z_(1) − z_(2) with form="logit". With one class: 1, or float32's largest."""
     if form not in ("probability", "logit"):
         raise InputError(f'form: expected "probability" or "logit", got {form!r}.')
 
@@ -265,8 +263,7 @@ def energy(logits: ArrayLike) -> Array:
 
 
 def external(values: ArrayLike) -> Array:
-    """A confidence that the model computes itself (ConfidNet, DeVries): (N,) or (N, 1), higher = more
-    confident."""
+    """A confidence that the model computes itself (ConfidNet, DeVries): (N,) or (N, 1), higher = more confident."""
     array = np.asarray(values)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
@@ -347,8 +344,7 @@ def mcd_expected_entropy(logits: ArrayLike) -> Floats:
 
 
 def mcd_mutual_information(logits: ArrayLike) -> Floats:
-    """Negated mutual information, −(entropy of the mean − mean entropy) ≤ 0. logits (S, N, C). FD-Shifts eq.
-    40."""
+    """Negated mutual information, −(entropy of the mean − mean entropy) ≤ 0. logits (S, N, C). FD-Shifts eq. 40."""
 
     def formula(z: Array, rows: slice) -> Floats:
         # Never positive in exact arithmetic; rounding would show as a tiny surplus.
@@ -457,8 +453,7 @@ _registry: dict[str, Score] = {}
 
 
 def register(name: str, function: Callable[..., Array], inputs: tuple[str, ...] = ("logits",)) -> None:
-    """Make `function(*[given[i] for i in inputs]) -> (N,)` available under a name; replaces one of that
-    name."""
+    """Make `function(*[given[i] for i in inputs]) -> (N,)` available under a name; replaces one of that name."""
     _registry[name] = Score(name, function, tuple(inputs))
 
 

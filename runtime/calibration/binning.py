@@ -14,8 +14,7 @@ from offramp.runtime.metrics.bins import check_bins
 
 
 class _Steps(TopOne):
-    """Base: levels_[b] for edges_[b − 1] < score ≤ edges_[b]; edges (B − 1,) rising in log-odds, levels
-    (B,)."""
+    """Base: levels_[b] for edges_[b − 1] < score ≤ edges_[b]; edges (B − 1,) rising in log-odds, levels (B,)."""
 
     edges_: Floats
     levels_: Floats

@@ -1,5 +1,4 @@
-"""Class-wise miscalibration temperature scaling: hotter where a class is over-confident, cooler where
-under."""
+"""Class-wise miscalibration temperature scaling: hotter where a class is over-confident, cooler where under."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -31,8 +30,7 @@ class CwMCS(Calibrator):
     "minmax" maps to [0, 1], "none". clip_outliers: clip to Tukey's fences first, as the authors do.
 
     The published form: CwMCS(mode="class", by="true", objective="ece", clip_outliers=True).
-    A class absent from the fit keeps cwMCS_k = 0. scores_: (C,) normalised cwMCS; temperatures_: (C,) T_k >
-    0.
+    A class absent from the fit keeps cwMCS_k = 0. scores_: (C,) normalised cwMCS; temperatures_: (C,) T_k > 0.
     """
 
     name = "cwmcs"

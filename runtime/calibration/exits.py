@@ -25,10 +25,9 @@ def fit_exits(
     """One calibrator of that name an exit, on the labelled rows that *reach* it.
 
     logits: (N, C) an exit. labels: (N,). left: (N,) the exit each row leaves at under the operating point, as
-    `simulate` says; a row reaches every exit up to that one. aux: {"routing": (L_j, N)} an exit.
-    An exit with fewer than `least` such rows keeps the identity. Fitted on all rows instead, a calibrator
-    makes
-    the served ones worse: those that reach a deep exit are the hard ones.
+    `simulate` says; a row reaches every exit up to that one. aux: {"routing": (L_j, N)} an exit. An exit with fewer
+    than `least` such rows keeps the identity. Fitted on all rows instead, a calibrator makes the served ones worse:
+    those that reach a deep exit are the hard ones.
     """
     y = arrays.labels(labels)
     exits = len(logits)

@@ -143,8 +143,7 @@ class Smoother:
 
 
 def rough_cells(grid: Floats) -> Bools:
-    """Which cells of every second grid point interpolate their middles badly; same number of axes as the
-    grid."""
+    """Which cells of every second grid point interpolate their middles badly; same number of axes as the grid."""
     if grid.ndim == 1:
         return np.asarray(np.abs((grid[:-2:2] + grid[2::2]) / 2 - grid[1::2]) > ROUGH)
     across = np.abs((grid[:, :-2:2] + grid[:, 2::2]) / 2 - grid[:, 1::2])  # middles along the second axis

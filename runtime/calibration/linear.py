@@ -50,8 +50,7 @@ class _PerClass(Calibrator):
 def fit_per_class(
     z: Array, y: Ints, w: Floats | None, start: Floats, with_bias: bool, ridge: float, lowest: float | None
 ) -> tuple[Floats, Floats]:
-    """(C,) scale and bias by NLL, L-BFGS; `ridge` pulls both towards `start` and 0, `lowest` bounds the
-    scale."""
+    """(C,) scale and bias by NLL, L-BFGS; `ridge` pulls both towards `start` and 0, `lowest` bounds the scale."""
     from scipy.optimize import minimize
 
     classes = z.shape[1]

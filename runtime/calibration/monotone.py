@@ -117,8 +117,7 @@ class Platt(TopOne):
         self.intercept_ = float(intercept - slope * centre / spread)
 
     def fit_score(self, score: ArrayLike, correct: ArrayLike, weights: ArrayLike | None = None) -> "Platt":
-        """Fit on (N,) values of any confidence score and (N,) correctness; `confidence({"score": …})`
-        follows."""
+        """Fit on (N,) values of any confidence score and (N,) correctness; `confidence({"score": …})` follows."""
         s, t = np.asarray(score), np.asarray(correct).astype(bool)
         if s.ndim != 1 or s.shape != t.shape or not len(s):
             raise InputError(f"score, correct: expected (N,) of the same length ≥ 1, got {s.shape}, {t.shape}.")

@@ -36,8 +36,7 @@ class ParametricTemperature(Calibrator):
     e^5; L-BFGS on the whole set from a seeded start, so that a fit is repeatable.
     ridge: weight decay. Without it 3,000 rows of CLINC150 were overfitted: held-out NLL infinite at the
     first exit, 0.2103 at 1e-3 (one temperature: 0.2098).
-    parameters_: the network's weights in one vector; temperature_: the common T; shift_, spread_: (10,)
-    inputs.
+    parameters_: the network's weights in one vector; temperature_: the common T; shift_, spread_: (10,) inputs.
     """
 
     name = "parametric_temperature"

@@ -1,5 +1,4 @@
-"""What every calibrator is: fitted on one exit's logits, labels and auxiliary features, applied to new
-rows."""
+"""What every calibrator is: fitted on one exit's logits, labels and auxiliary features, applied to new rows."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,8 +14,7 @@ Aux = Mapping[str, ArrayLike]
 
 
 class Given:
-    """What is known of some rows, read by name; what is missing is derived from the logits where they are
-    there.
+    """What is known of some rows, read by name; what is missing is derived from the logits where they are there.
 
     Names: score (N,) raw log-odds, label (N,), entropy (N,) negated predictive entropy as in
     `scores.entropy`, logits (N, C), routing (L, N) normalised routing entropies.
@@ -147,8 +145,7 @@ class Calibrator(ABC):
         return scores.sigmoid(self.score(given))
 
     def graph_inputs(self, classes: int) -> dict[str, Floats] | None:
-        """{"scale", "bias", "inv_temperature"}, each (C,), where the exported graph can do all of it; else
-        None.
+        """{"scale", "bias", "inv_temperature"}, each (C,), where the exported graph can do all of it; else None.
 
         The graph computes z' = scale·z + bias, its label, and the log-odds at inv_temperature[label].
         """

@@ -1,5 +1,4 @@
-"""RCMMC: a temperature for each cell of (margin, entropy), confidence monotone in the margin (AR appendix
-P)."""
+"""RCMMC: a temperature for each cell of (margin, entropy), confidence monotone in the margin (AR appendix P)."""
 
 from collections.abc import Mapping
 from typing import Any

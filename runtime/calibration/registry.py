@@ -12,8 +12,7 @@ _registry: dict[str, type[Calibrator]] = {}
 
 
 def register(kind: Kind) -> Kind:
-    """Make a Calibrator class available under its `name`; usable as a decorator. Replaces one of that
-    name."""
+    """Make a Calibrator class available under its `name`; usable as a decorator. Replaces one of that name."""
     name = getattr(kind, "name", None)
     if not isinstance(name, str) or not name:
         raise InputError(f"calibrator {kind.__name__}: expected a class attribute `name`.")

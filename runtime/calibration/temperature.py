@@ -172,8 +172,7 @@ def top_one_ece(log_odds: Floats, correct: Array, w: Floats, bins: int) -> float
 
 
 def ece_temperature(z: Array, y: Ints, w: Floats | None, bins: int = 15) -> float:
-    """T on 0.5, 0.51 … 2 that minimises the ECE of the fitted rows, the lowest of equals (cwMCS authors'
-    code)."""
+    """T on 0.5, 0.51 … 2 that minimises the ECE of the fitted rows, the lowest of equals (cwMCS authors' code)."""
     grid = np.arange(50, 201) / 100
     curves = OddsCurves(z, 0.5, 2.0)
     correct = scores.top_label(z) == y

@@ -52,8 +52,7 @@ def _binned(reduce_bins: Callable[[Array], Array]) -> Callable[..., Resampled]:
 
 @resampled(_binned(lambda sums: np.abs(sums).sum(axis=1)))
 def ece(probabilities: ArrayLike, labels: ArrayLike, bins: int = 15, *, weights: ArrayLike | None = None) -> float:
-    """Expected calibration error Σ_m |B_m|/N·|conf_m − acc_m| of the top class, in [0, 1]. Guo et al.
-    2017."""
+    """Expected calibration error Σ_m |B_m|/N·|conf_m − acc_m| of the top class, in [0, 1]. Guo et al. 2017."""
     rows = pairs(probabilities, labels, weights)
     return float(np.abs(_bin_residuals(rows, bins)).sum() / rows.mass) if len(rows) else NAN
 

@@ -49,8 +49,7 @@ def _cost(cost: ArrayLike, shape: tuple[int, ...]) -> Floats:
 
 
 def leave_here(correct: ArrayLike) -> Bools:
-    """ȳ (J, N): exit j is right, or every deeper exit is wrong too. All true at the last exit. EEFP section
-    4."""
+    """ȳ (J, N): exit j is right, or every deeper exit is wrong too. All true at the last exit. EEFP section 4."""
     right = _correct(correct)
     someone_deeper = np.zeros_like(right)
     someone_deeper[:-1] = np.logical_or.accumulate(right[::-1])[::-1][1:]
@@ -177,8 +176,7 @@ def oracle(correct: ArrayLike, cost: ArrayLike) -> Oracle:
 
 @dataclass(frozen=True)
 class OracleGap:
-    """What a rule leaves on the table: oracle accuracy − accuracy (≥ 0), cost / oracle cost (any sign of
-    gap)."""
+    """What a rule leaves on the table: oracle accuracy − accuracy (≥ 0), cost / oracle cost (any sign of gap)."""
 
     accuracy: float
     cost_ratio: float

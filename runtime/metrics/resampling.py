@@ -50,8 +50,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """first − second on the same resamples, with a percentile interval. Arrays for metrics that return
-    arrays.
+    """first − second on the same resamples, with a percentile interval. Arrays for metrics that return arrays.
 
     p_value: two-sided, twice the share of differences on the less populated side of 0, at least 1/(R + 1).
     """

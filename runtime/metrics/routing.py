@@ -57,8 +57,7 @@ class Profile:
 
 
 def profile(routing: ArrayLike) -> Profile:
-    """From (L, N) normalised entropies of the sub-layers that an exit has seen; all-NaN layers are left
-    out."""
+    """From (L, N) normalised entropies of the sub-layers that an exit has seen; all-NaN layers are left out."""
     h = np.asarray(routing, np.float64)
     if h.ndim != 2:
         raise InputError(f"routing: expected shape (layers, rows), got {h.shape}.")
@@ -170,8 +169,7 @@ def _statistics(cells: Ints, min_count: int) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class GapInterval:
-    """Percentile intervals of the gaps. The tertiles' cuts stay fixed; an interval need not contain the
-    point."""
+    """Percentile intervals of the gaps. The tertiles' cuts stay fixed; an interval need not contain the point."""
 
     max: tuple[float, float]
     weighted: tuple[float, float]
@@ -189,8 +187,7 @@ def matched_gap_interval(
     replicates: int = 5000,
     seed: int = 0,
 ) -> GapInterval:
-    """Bootstrap of `matched_gap`: drawing rows with fixed cuts is one multinomial draw of the cells'
-    counts."""
+    """Bootstrap of `matched_gap`: drawing rows with fixed cuts is one multinomial draw of the cells' counts."""
     level = arrays.fraction(level, "level")
     cells = _cells(confidence, correct, feature, bins)
     total = int(cells.sum())
@@ -256,8 +253,7 @@ def _p_value(null: Floats, observed: float) -> float:
 
 
 def holm(p_values: ArrayLike) -> Floats:
-    """Holm's adjusted p-values, in the order given; NaN ones (nothing was tested) stay NaN and don't
-    count."""
+    """Holm's adjusted p-values, in the order given; NaN ones (nothing was tested) stay NaN and don't count."""
     p = np.asarray(p_values, np.float64)
     adjusted: Any = np.full(p.shape, NAN)
     known = np.flatnonzero(~np.isnan(p))

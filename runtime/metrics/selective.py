@@ -171,8 +171,7 @@ def e_aurc(score: ArrayLike, error: ArrayLike, *, weights: ArrayLike | None = No
 
 
 def auroc(score: ArrayLike, positive: ArrayLike, *, weights: ArrayLike | None = None) -> float:
-    """P(score of a positive > score of a negative) + ½P(equal), in [0, 1]; NaN when either kind is
-    missing."""
+    """P(score of a positive > score of a negative) + ½P(equal), in [0, 1]; NaN when either kind is missing."""
     ties = _Ties.of(score, arrays.flags(positive, "positive"), weights)
     if not len(ties.ends):
         return NAN
@@ -206,8 +205,7 @@ def _many_auroc_f(score: ArrayLike, error: ArrayLike, *, weights: ArrayLike | No
 
 @resampled(_many_auroc_f)
 def auroc_f(score: ArrayLike, error: ArrayLike, *, weights: ArrayLike | None = None) -> float:
-    """Failure AUROC, in [0, 1]: P(a right row scores above a wrong one). NaN when all are right or all
-    wrong."""
+    """Failure AUROC, in [0, 1]: P(a right row scores above a wrong one). NaN when all are right or all wrong."""
     return auroc(score, ~arrays.flags(error, "error"), weights=weights)
 
 
@@ -220,8 +218,7 @@ def _average_precision(score: Floats, positive: Bools, weights: ArrayLike | None
 
 
 def ap_f(score: ArrayLike, error: ArrayLike, *, weights: ArrayLike | None = None) -> float:
-    """Average precision with success as the positive class, in [0, 1]; NaN when all are right or all
-    wrong."""
+    """Average precision with success as the positive class, in [0, 1]; NaN when all are right or all wrong."""
     s = arrays.vector(score, "score")
     return _average_precision(s, ~arrays.flags(error, "error", len(s)), weights)
 

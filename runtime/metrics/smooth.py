@@ -13,8 +13,7 @@ from offramp.runtime.metrics.pairs import Pairs, pairs
 class _Heat:
     """Values placed on a grid over [0, 1] and smoothed by a Gaussian that is reflected at both ends.
 
-    Reflection makes the cosine series the natural basis: the k-th cosine is damped by exp(−(πkσ)²/2),
-    exactly.
+    Reflection makes the cosine series the natural basis: the k-th cosine is damped by exp(−(πkσ)²/2), exactly.
     """
 
     def __init__(self, place: Floats, values: Floats, cells: int) -> None:

@@ -34,8 +34,7 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class AccuracyTarget:
-    """The cheapest thresholds found with drop + standard_errors·SE ≤ target; at worst those of the full
-    model.
+    """The cheapest thresholds found with drop + standard_errors·SE ≤ target; at worst those of the full model.
 
     cost, drop, standard_error: on the rows used; a plain estimate, not a guarantee (see `risk_control`).
     exact: whether no thresholds at all are cheaper within the target. saves: whether cost < 1.
@@ -54,8 +53,7 @@ class AccuracyTarget:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Per row and exit: cost as a share of the full mean, and accuracy lost against the last exit (−1, 0,
-    1)."""
+    """Per row and exit: cost as a share of the full mean, and accuracy lost against the last exit (−1, 0, 1)."""
 
     scores: Array
     cost: Floats
@@ -207,8 +205,7 @@ def _every_pair(problem: _Problem) -> Iterator[tuple[float, ...]]:
 
 
 def _floors(problem: _Problem) -> tuple[Floats, Floats, Floats]:
-    """Each threshold of the first of three exits, with the least total cost and loss that any second one
-    gives.
+    """Each threshold of the first of three exits, with the least total cost and loss that any second one gives.
 
     At best the rows that go on all leave at the second exit, and lose only where that gains.
     """

@@ -1,5 +1,4 @@
-"""Exit shares by budget: how many rows leave where, so that the mean cost meets a budget (Huang et al.
-2018)."""
+"""Exit shares by budget: how many rows leave where, so that the mean cost meets a budget (Huang et al. 2018)."""
 
 from dataclasses import dataclass
 
@@ -61,8 +60,7 @@ def mean_cost(cost: Floats, exits: Ints) -> float:
 
 
 def thresholds_for_shares(scores: ArrayLike, shares: ArrayLike) -> tuple[float, ...]:
-    """Thresholds under which `shares` (J,) of all rows leave at each exit, quantiles among rows still in
-    play.
+    """Thresholds under which `shares` (J,) of all rows leave at each exit, quantiles among rows still in play.
 
     The k highest of the rows in play leave, k the rounded share of all rows; ties with the k-th leave too. A
     share that rounds to no row gives +inf. The last threshold is −inf: what shares that sum to less than 1

@@ -46,11 +46,10 @@ def joint_choice(
     """The cheapest exit thresholds under which, abstaining as needed, at least `min_coverage` of the rows are
     answered with selective risk ≤ `risk`, with probability ≥ 1 − `delta`.
 
-    scores: (J, N) what exits are decided on. log_odds: (J, N) calibrated log-odds that abstention compares.
-    correct: (J, N). flops: (J,) or (J, N). Half of the rows (by `seed`) propose a frontier of `candidates`,
-    the other half certifies each at delta/candidates, so the promise holds for whichever is taken.
-    method: of `sgr`; "binary" is the better one where even the surest rows err at a rate not far below
-    `risk`.
+    scores: (J, N) what exits are decided on. log_odds: (J, N) calibrated log-odds that abstention compares. correct:
+    (J, N). flops: (J,) or (J, N). Half of the rows (by `seed`) propose a frontier of `candidates`, the other half
+    certifies each at delta/candidates, so the promise holds for whichever is taken. method: of `sgr`; "binary" is the
+    better one where even the surest rows err at a rate not far below `risk`.
     """
     s, cost = cascade_inputs(scores, flops)
     right, odds = np.asarray(correct), np.asarray(log_odds, np.float64)

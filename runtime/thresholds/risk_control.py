@@ -1,8 +1,7 @@
 """Exits with a promise: accuracy lost to leaving early is ≤ ε with probability ≥ 1 − δ (Jazbec et al. 2024).
 
-A sequence of thresholds, from safe to daring, is fixed on other data. Each is tested on the rows given here;
-the answer is the last one *rejected* as too risky before the first that isn't. `full` has loss 0 and is the
-fallback.
+A sequence of thresholds, from safe to daring, is fixed on other data. Each is tested on the rows given here; the answer
+is the last one *rejected* as too risky before the first that isn't. `full` has loss 0 and is the fallback.
 """
 
 from collections.abc import Callable, Sequence
@@ -220,8 +219,7 @@ STAKES = np.geomspace(0.005, 0.999, 32)
 
 
 def _log_capital(losses: Array, epsilon: float) -> float:
-    """log of the most ever held when betting that the mean is below ε; e^that ≥ 1/δ has probability ≤ δ if
-    not.
+    """log of the most ever held when betting that the mean is below ε; e^that ≥ 1/δ has probability ≤ δ if not.
 
     Σ over stakes ν of Π (1 + ν(ε − loss)), ν ≤ 1/(1 − ε) so that capital never goes negative.
     """

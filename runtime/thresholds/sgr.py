@@ -15,9 +15,8 @@ from offramp.runtime.errors import InputError
 class SelectiveRisk:
     """Answer where score ≥ threshold; with probability ≥ 1 − delta over the rows used, risk is ≤ the target.
 
-    coverage, risk: fraction answered and error among them, on the rows used. bound: upper confidence bound
-    of the risk at `level`. Not feasible: threshold +inf (abstain on everything), coverage 0, risk and bound
-    NaN.
+    coverage, risk: fraction answered and error among them, on the rows used. bound: upper confidence bound of the risk
+    at `level`. Not feasible: threshold +inf (abstain on everything), coverage 0, risk and bound NaN.
     """
 
     threshold: float
