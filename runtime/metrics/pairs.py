@@ -1,4 +1,4 @@
-"""What the metrics read: probabilities and labels, boiled down to top-1 pairs in one pass."""
+"""What the metrics read: probabilities and labels, reduced to top-1 pairs in one pass."""
 
 from dataclasses import dataclass
 

@@ -110,7 +110,7 @@ def _texts(rows: Iterable[Any], first: int) -> list[str]:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(
-                f"row {row} has half a surrogate pair, which is no character: mend the text's encoding."
+                f"row {row} has half a surrogate pair, which is no character: correct the text's encoding."
             ) from error
         texts.append(str(text))
     return texts

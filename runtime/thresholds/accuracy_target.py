@@ -38,7 +38,7 @@ class AccuracyTarget:
 
     cost, drop, standard_error: on the rows used; a plain estimate, not a guarantee (see `risk_control`).
     exact: whether no thresholds at all are cheaper within the target. saves: whether cost < 1.
-    frontier: points from dearest to cheapest.
+    frontier: points from costliest to cheapest.
     """
 
     thresholds: tuple[float, ...]
@@ -155,7 +155,7 @@ def _answer(
 
 
 def pareto(points: list[FrontierPoint]) -> tuple[FrontierPoint, ...]:
-    """The points that no other beats in both cost and drop, from dearest to cheapest."""
+    """The points that no other beats in both cost and drop, from costliest to cheapest."""
     kept: list[FrontierPoint] = []
     lowest = INF
     for point in sorted(points, key=lambda p: (p.cost, p.drop)):

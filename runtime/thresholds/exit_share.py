@@ -121,7 +121,7 @@ def exit_share(scores: ArrayLike, flops: ArrayLike, budget: float) -> ExitShare:
             bars, spent = at(middle)
             if spent <= budget:
                 low = middle
-                # Ties can make the cost jump about: keep the dearest that still fits.
+                # Ties can make the cost jump about: keep the costliest that still fits.
                 if spent >= best_cost:
                     best_q, best, best_cost = middle, bars, spent
             else:

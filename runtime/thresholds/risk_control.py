@@ -62,7 +62,7 @@ def risk_control(
     """Go along `sequence` while each passes, and answer the last that did.
 
     scores, correct: (J, N), none of which took part in making the sequence (e.g. the frontier of
-    `accuracy_target` on other rows, from dearest to cheapest). flops: (J,) or (J, N), cumulative.
+    `accuracy_target` on other rows, from costliest to cheapest). flops: (J,) or (J, N), cumulative.
     loss: "lost" is 1 where the full model is right and the cascade wrong, whose mean bounds the drop;
     "signed" is the drop itself, in [−1, 1], for the betting bound only.
     bound: "binomial", exact for integer losses; "hb", Hoeffding–Bentkus; "wsr", betting, run once over all

@@ -35,7 +35,7 @@ _arena_process: int | None = None
 def onnxruntime() -> Any:
     """The one installed ONNX Runtime module.
 
-    Raises RuntimeUnavailable with the command that mends it if there is none, or if onnxruntime and
+    Raises RuntimeUnavailable with the command that repairs it if there is none, or if onnxruntime and
     onnxruntime-gpu, two distributions of one module, have overwritten each other.
     """
     installed = []

@@ -309,7 +309,7 @@ def _on_host(nodes: list[Any], inputs: set[str], path: Path) -> set[str]:
 
 
 def _straight_from(inputs: set[str], nodes: list[Any]) -> set[str]:
-    """Values that are inputs in other clothes: their entries are whatever a caller sent."""
+    """Names whose values are an input's own entries, reshaped or cast: a caller may have sent anything."""
     found = set(inputs)
     for kind, node in nodes:
         if (
