@@ -1,38 +1,62 @@
-# Two commands on a fresh machine: `make demo` and `make test`. Each makes its own virtual environment.
+# `make` by itself lists what there is. Each target makes the virtual environment that it needs.
+.DEFAULT_GOAL := help
 PYTHON ?= python3
 ARGS ?=
 TEST := .venv
 DEMO := .venv-demo
+DOCS := .venv-docs
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# harness.py is what the others share; gpu.py needs a card.
+BENCHMARKS := $(filter-out benchmarks/harness.py benchmarks/gpu.py,$(sort $(wildcard benchmarks/*.py)))
 
-.PHONY: demo test test-slow test-cuda test-wheel lint bench clean
+.PHONY: help demo test test-slow test-cuda test-wheel coverage lint format bench docs clean
 
-demo: $(DEMO)/.ready
+help:  ## list the targets; ARGS="…" is handed on to what they run
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: $(DEMO)/.ready  ## serve the bundled digits, ask over HTTP, print what was saved (no torch)
 	$(DEMO)/bin/offramp demo $(ARGS)
 
-test: $(TEST)/.ready
+test: $(TEST)/.ready  ## the whole suite, on all cores
 	$(TEST)/bin/python -m pytest -n auto --dist loadfile $(ARGS)
 
-test-slow: $(TEST)/.ready
+test-slow: $(TEST)/.ready  ## the tests that take minutes
 	$(TEST)/bin/python -m pytest -m slow $(ARGS)
 
 # On a machine with a CUDA GPU and torch's CUDA build: kernels are compiled instead of interpreted.
-test-cuda: $(TEST)/.ready
+test-cuda: $(TEST)/.ready  ## the tests that need a CUDA GPU
 	TRITON_INTERPRET=0 $(TEST)/bin/python -m pytest -m cuda $(ARGS)
 
-# The same suite against the built wheel instead of the working tree.
-test-wheel: $(TEST)/.ready
+test-wheel: $(TEST)/.ready  ## the suite against the built wheel instead of the working tree
 	rm -rf build/wheel && $(TEST)/bin/python -m build --wheel --no-isolation --outdir build/wheel . >/dev/null
 	rm -rf build/site && $(TEST)/bin/python $(PIP) --no-deps --target build/site build/wheel/*.whl
 	PYTHONPATH=build/site OFFRAMP_EXPECT_FROM=build/site $(TEST)/bin/python -m pytest $(ARGS)
 
-lint: $(TEST)/.ready .types/offramp
+coverage: $(TEST)/.ready  ## the suite with its coverage: a table here, pages in htmlcov/
+	$(TEST)/bin/python -m pytest -n auto --dist loadfile --cov --cov-report=term:skip-covered --cov-report=html $(ARGS)
+
+lint: $(TEST)/.ready .types/offramp  ## style and types, as CI checks them
 	$(TEST)/bin/ruff check .
 	$(TEST)/bin/ruff format --check .
 	MYPYPATH=.types $(TEST)/bin/mypy --explicit-package-bases -p offramp
 
-bench: $(TEST)/.ready
-	for script in benchmarks/*.py; do $(TEST)/bin/python $$script $(ARGS) || exit 1; done
+format: $(TEST)/.ready  ## put style right where that can be done by itself
+	$(TEST)/bin/ruff check --fix .
+	$(TEST)/bin/ruff format .
+
+bench: $(TEST)/.ready  ## the benchmarks that this machine can run; results go to benchmarks/results/
+	for script in $(BENCHMARKS); do $(TEST)/bin/python $$script $(ARGS) || exit 1; done
+	@if $(TEST)/bin/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; \
+	then $(TEST)/bin/python benchmarks/gpu.py; \
+	else echo "benchmarks/gpu.py: passed by, there is no CUDA GPU here."; fi
+
+# The sources are read, not imported: this environment needs neither torch nor ONNX Runtime.
+docs: $(DOCS)/.ready .types/offramp  ## the documentation, in site/; any warning is an error
+	$(DOCS)/bin/zensical build --clean --strict $(ARGS)
+	@echo "site/index.html"
+
+clean:  ## remove what the other targets made
+	rm -rf .venv .venv-demo .venv-docs .types build dist site .cache htmlcov .coverage *.egg-info
 
 # torch comes first and pinned: anything else that wants it would bring a CUDA build.
 $(TEST)/.ready: pyproject.toml constraints.txt
@@ -46,11 +70,13 @@ $(DEMO)/.ready: pyproject.toml constraints.txt $(wildcard runtime/*.py server/*.
 	$(DEMO)/bin/python $(PIP) --upgrade ".[cpu,server]"
 	touch $@
 
-# mypy wants one folder per package; the source folders are its packages under other names.
+$(DOCS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python $(PIP) ".[docs]"
+	touch $@
+
+# mypy and the documentation want one folder per package; the source folders are its packages under other names.
 .types/offramp: pyproject.toml
 	rm -rf $@ && mkdir -p $@
 	for package in export kernels runtime server; do ln -s ../../$$package $@/$$package; done
 	touch $@
-
-clean:
-	rm -rf .venv .venv-demo .types build dist *.egg-info
