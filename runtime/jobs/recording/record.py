@@ -59,7 +59,7 @@ def record(
 
     data: what `open_data` takes: arrays named as the model's inputs, or raw rows if the bundle has
         preprocessing; and `labels`.
-    half: store logits as float16, at each exit where that keeps the ranking (half.py); scores and labels are
+    half: store logits as float16, at each exit where that keeps the ranking (float16.py); scores and labels are
         those of the float32 logits. progress: called with rows done and rows in all. say: called with what
         a user should know. checkpoint: seconds of work that a kill may cost.
 
