@@ -67,7 +67,7 @@ class Records:
     score: float32 (J, N) and label: int64 (J, N), as the cascade's gates saw them.
     flops: int64 (J, N), cumulative: what a row costs that leaves at exit j.
     features: one array an exit (N, …), or None. routing: (L, N), or None. external, reservation: (J, N), or None.
-    labels: int64 (N,) true labels, -1 where unknown, or None.
+    truth: int64 (N,) true labels, -1 where unknown, or None.
     """
 
     logits: NDArray[Any] | tuple[NDArray[Any], ...]
@@ -78,7 +78,7 @@ class Records:
     routing: NDArray[Any] | None = None
     external: NDArray[Any] | None = None
     reservation: NDArray[Any] | None = None
-    labels: NDArray[np.int64] | None = None
+    truth: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return int(self.score.shape[1])

@@ -16,5 +16,5 @@ def made_up(rows=4000, exits=4, classes=5, seed=0, labels=True, sharp=1.0, gap=0
         score=np.stack([scores.log_odds(z) for z in logits]),
         label=logits.argmax(axis=2).astype(np.int64),
         flops=np.repeat(np.arange(1, exits + 1)[:, None] * 100, rows, axis=1),
-        labels=y if labels else None,
+        truth=y if labels else None,
     )

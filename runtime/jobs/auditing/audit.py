@@ -52,12 +52,12 @@ def audit_records(
     numbers = [j for j, layers in enumerate(seen) if layers]
     records = read_records(folder)
     assert records.routing is not None
-    assert records.labels is not None
+    assert records.truth is not None
     chosen = np.arange(index.rows) if rows is None else np.asarray(rows)
     routing = np.asarray(records.routing[:, chosen])
     return audit(
         [np.asarray(records.logits[j][chosen]) for j in numbers],
-        records.labels[chosen],
+        records.truth[chosen],
         [routing[seen[j]] for j in numbers],
         numbers=numbers,
         permutations=permutations,

@@ -149,7 +149,7 @@ def _fewer(
         expected={},
         provenance=provenance,
     )
-    if records is None or records.labels is None:
+    if records is None or records.truth is None:
         return new
     evidence = labelled_rows(_only(records, kept), layers)
     evidence = evidence.take(np.flatnonzero(evidence.truth >= 0))

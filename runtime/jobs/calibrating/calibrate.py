@@ -323,9 +323,9 @@ def _shifts(
         moved["unlabelled"] = everything.take(unknown)
     for name, given in shifts.items():
         source = source_of(given, manifest)
-        if source.records.labels is None:  # nothing in scope is known, so nothing is
+        if source.records.truth is None:  # nothing in scope is known, so nothing is
             unlabelled = np.full(len(source.records), -1)
-            source = replace(source, records=replace(source.records, labels=unlabelled))
+            source = replace(source, records=replace(source.records, truth=unlabelled))
         moved[name] = labelled_rows(source.records, source.layers if source.layers is not None else layers)
         if moved[name].exits != test.exits or moved[name].classes != test.classes:
             raise InputError(

@@ -91,13 +91,13 @@ def labelled_rows(records: Records, layers: Sequence[int] | None = None) -> Labe
     """
     if not len(records.logits):
         raise InputError("records: no exit.")
-    if records.labels is None:
+    if records.truth is None:
         raise InputError("records have no labels: calibration needs a `labels` column in the recorded data.")
     classes = {int(z.shape[1]) for z in records.logits}
     if len(classes) > 1:
         raise InputError(f"records: exits differ in their number of classes, {[z.shape[1] for z in records.logits]}.")
     count = len(records)
-    truth = arrays.labels(records.labels, count, classes.copy().pop())
+    truth = arrays.labels(records.truth, count, classes.copy().pop())
     everything = np.arange(count)
     known = truth >= 0
     bad = np.flatnonzero(known & np.isnan(records.score).any(axis=0))

@@ -91,7 +91,7 @@ def own_logits(
         score=np.stack([scores.log_odds(one).astype(np.float32) for one in arrays]),
         label=np.stack([scores.top_label(one) for one in arrays]),
         flops=spent,
-        labels=truth,
+        truth=truth,
     )
     named = [None if isinstance(one, np.ndarray) else Path(one).name for one in logits]
     if flops is not None:

@@ -45,7 +45,7 @@ def write(
             label=z.argmax(axis=2),
             flops=np.ones((3, rows), np.int64),
             routing=h if routing else None,
-            labels=y if labelled else None,
+            truth=y if labelled else None,
         )
     )
     writer.close()

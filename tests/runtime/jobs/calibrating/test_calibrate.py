@@ -153,9 +153,9 @@ def test_calibrators_are_fitted_where_they_help_and_are_served_as_simulated(bund
 
 def test_rows_with_no_label_decide_nothing_and_are_reported(tmp_path):
     records = made_up(rows=2000)
-    labels = records.labels.copy()
+    labels = records.truth.copy()
     labels[:300] = -1
-    result = calibrate(None, replace(records, labels=labels), out=tmp_path / "o", report=False)
+    result = calibrate(None, replace(records, truth=labels), out=tmp_path / "o", report=False)
     assert result.provenance["labelled"] == 1700
     assert any("300 of 2000 rows are labelled −1" in note for note in result.notes)
     assert {line["rows"] for line in result.shifts if line["shift"] == "unlabelled"} == {300}
@@ -210,10 +210,10 @@ def test_targets_out_of_range_are_refused(wrong):
 
 def test_labels_that_count_classes_in_another_order_are_refused(tmp_path):
     records = made_up(rows=1000, classes=10)
-    moved = replace(records, labels=(records.labels + 3) % 10)
+    moved = replace(records, truth=(records.truth + 3) % 10)
     with pytest.raises(InputError, match=r"once classes are renamed .* another order than the model's columns"):
         calibrate(None, moved, out=tmp_path / "o")
-    noise = replace(records, labels=np.random.default_rng(7).integers(0, 10, 1000))
+    noise = replace(records, truth=np.random.default_rng(7).integers(0, 10, 1000))
     assert any("are the labels those of these rows" in note for note in check_labels(labelled_rows(noise)))
 
 
@@ -237,16 +237,16 @@ def test_own_logits_are_checked_by_name(tmp_path):
 def test_degenerate_data_gets_an_honest_answer(tmp_path, kind):
     records = made_up(rows=50 if kind == "fifty rows" else 600, exits=1 if kind == "one exit" else 4)
     if kind == "one class":
-        keep = np.flatnonzero(records.labels == 2)
+        keep = np.flatnonzero(records.truth == 2)
         logits = records.logits[:, keep]
-        records = own_logits(list(logits), records.labels[keep])
+        records = own_logits(list(logits), records.truth[keep])
     elif kind == "all right":
-        y = records.labels
+        y = records.truth
         logits = [records.logits[j] + 40 * np.eye(5, dtype=np.float32)[y] for j in range(4)]
         records = own_logits(logits, y)
     elif kind == "all wrong":
         flipped = np.where(records.label[-1] == 0, 1, 0)
-        records = replace(records, labels=np.where((records.label == flipped).any(axis=0), -1, flipped))
+        records = replace(records, truth=np.where((records.label == flipped).any(axis=0), -1, flipped))
     result = calibrate(
         None,
         records,
@@ -482,7 +482,7 @@ def test_own_logits_need_no_bundle(capsys, tmp_path):
     for j, z in enumerate(records.logits):
         np.save(tmp_path / f"{j}.npy", z)
         files.append(tmp_path / f"{j}.npy")
-    np.save(tmp_path / "y.npy", records.labels)
+    np.save(tmp_path / "y.npy", records.truth)
     np.savez(tmp_path / "g.npz", sex=np.arange(500) % 2)
     code, out, err = run(
         capsys, "calibrate", "--logits", *files, "--labels", tmp_path / "y.npy", "--flops", "1,2,3,4",
@@ -551,7 +551,7 @@ def test_a_refusal_is_exit_code_3_and_force_is_0(capsys, tmp_path):
     good, out = made_up(rows=6000, seed=1), tmp_path / "o"
     options = ["--out", out, "--budget", "b=0.6", "--abstain-risk", "none", "--calibrator", "none"]
     assert run(capsys, "calibrate", saved(good, tmp_path / "good"), *options)[0] == 0
-    rows = split_rows(good.labels, 0).propose
+    rows = split_rows(good.truth, 0).propose
     score = good.score.copy()
     score[:-1, rows] = np.random.default_rng(0).permuted(score[:-1, rows], axis=1) * 0.05
     spoilt = saved(replace(good, score=score), tmp_path / "spoilt")

@@ -18,7 +18,7 @@ ODD = "<b>$x_1$ & “ünï” 中文"
 def result(tmp_path_factory):
     out = tmp_path_factory.mktemp("report") / "o"
     outside = made_up(rows=300, seed=9)
-    outside = replace(outside, labels=np.full(300, -1))
+    outside = replace(outside, truth=np.full(300, -1))
     return calibrate(
         None,
         made_up(rows=2000, sharp=2.0),
