@@ -146,6 +146,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Names of the routing outputs, in layer order."""
         return self.exits[-1].routing
 
+    @property
+    def routing_seen(self) -> tuple[tuple[int, ...], ...]:
+        """For each exit, the rows of `routing` that are of layers in front of it."""
+        return tuple(tuple(self.routing.index(name) for name in e.routing) for e in self.exits)
+
 
 @dataclass(frozen=True)
 class Bundle:

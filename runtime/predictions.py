@@ -66,7 +66,8 @@ class Records:
     logits: (J, N, C), one array or one (N, C) an exit.
     score: float32 (J, N) and label: int64 (J, N), as the cascade's gates saw them.
     flops: int64 (J, N), cumulative: what a row costs that leaves at exit j.
-    features: one array an exit (N, …), or None. routing: (L, N), or None. external, reservation: (J, N), or None.
+    features: one array an exit (N, …), or None. external, reservation: (J, N), or None.
+    routing: (L, N), or None. routing_seen: for each exit, the rows of it that are of layers the exit has seen.
     truth: int64 (N,) true labels, -1 where unknown, or None.
     """
 
@@ -79,6 +80,7 @@ class Records:
     external: NDArray[Any] | None = None
     reservation: NDArray[Any] | None = None
     truth: NDArray[np.int64] | None = None
+    routing_seen: tuple[tuple[int, ...], ...] | None = None
 
     def __len__(self) -> int:
         return int(self.score.shape[1])

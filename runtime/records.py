@@ -201,4 +201,5 @@ def read_arrays(root: Path, index: Index) -> Records:
         external=stack("external", "f") if index.external else None,
         reservation=stack("reservation", "f") if index.reservation else None,
         truth=load("labels", (rows,), "i") if index.labelled else None,
+        routing_seen=tuple(map(tuple, index.routing_seen)) if index.routing and index.routing_seen else None,
     )

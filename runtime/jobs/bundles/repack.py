@@ -23,6 +23,7 @@ from offramp.runtime.jobs.bundles.timing import Timings
 from offramp.runtime.jobs.calibrating.expected import expected
 from offramp.runtime.jobs.calibrating.labelled_rows import labelled_rows
 from offramp.runtime.jobs.calibrating.splits import split_rows
+from offramp.runtime.jobs.data.opened import Openable, open_records
 from offramp.runtime.points import FULL, OperatingPoint
 from offramp.runtime.predictions import Records
 from offramp.runtime.simulate import simulate
@@ -38,7 +39,7 @@ def repack(
     out: str | Path,
     exits: Sequence[int],
     *,
-    records: Records | None = None,
+    records: Openable | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Write a bundle that keeps only some exits. The last exit always stays.
@@ -49,6 +50,7 @@ def repack(
     """
     opened = read_bundle(bundle)
     manifest = opened.manifest
+    given = None if records is None else open_records(records, manifest).records
     kept = kept_exits(manifest, exits)
     stages = plan(manifest, kept)
     if len(stages) != len(kept):
@@ -66,11 +68,7 @@ def repack(
         (folder / MANIFEST).write_bytes(seal(document))
         new = read_bundle(folder)
         if (opened.path / CALIBRATION).exists():
-            layers = [len(manifest.exits[j].routing) for j in kept]
-            points = {
-                name: _fewer(point, kept, manifest.digest, records, layers)
-                for name, point in calibration.points.items()
-            }
+            points = {name: _fewer(point, kept, manifest.digest, given) for name, point in calibration.points.items()}
             write_calibration(
                 folder,
                 new.manifest,
@@ -135,9 +133,7 @@ def loses_promises(point: OperatingPoint, kept: Sequence[int]) -> bool:
     return any(j not in kept for j in point.exits)
 
 
-def _fewer(
-    point: OperatingPoint, kept: list[int], origin: str, records: Records | None, layers: list[int]
-) -> OperatingPoint:
+def _fewer(point: OperatingPoint, kept: list[int], origin: str, records: Records | None) -> OperatingPoint:
     thresholds = tuple(point.thresholds[j] for j in kept)
     provenance = {**point.provenance, "repacked_from": origin, "exits_kept": kept}
     if loses_promises(point, kept):  # what was promised and met was so with exits that are gone
@@ -151,7 +147,7 @@ def _fewer(
     )
     if records is None or records.truth is None:
         return new
-    evidence = labelled_rows(_only(records, kept), layers)
+    evidence = labelled_rows(_only(records, kept))
     evidence = evidence.take(np.flatnonzero(evidence.truth >= 0))
     test = split_rows(evidence.truth, int(point.provenance.get("seed", 0))).test
     return replace(new, expected=expected(evidence.take(test), new))
@@ -170,6 +166,7 @@ def _only(records: Records, kept: list[int]) -> Records:
         label=records.label[kept],
         flops=records.flops[kept],
         features=pick(records.features),
+        routing_seen=pick(records.routing_seen),
         external=None if records.external is None else records.external[kept],
         reservation=None if records.reservation is None else records.reservation[kept],
     )

@@ -30,12 +30,11 @@ from offramp.runtime.jobs.calibrating.history import History, Keys
 from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, check_labels, labelled_rows, row_keys
 from offramp.runtime.jobs.calibrating.selection import ROUTED, resolve
 from offramp.runtime.jobs.calibrating.shift import held, shifted
-from offramp.runtime.jobs.calibrating.source import Source, source_of
 from offramp.runtime.jobs.calibrating.splits import Split, split_rows
 from offramp.runtime.jobs.calibrating.targets import DEFAULT, AbstainRisk, Chooser, MaxMs, Target
+from offramp.runtime.jobs.data.opened import Openable, OpenedRecords, open_records
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.predictions import Records
-from offramp.runtime.records import read_index
 
 
 class CalibrationRefused(OfframpError):
@@ -84,14 +83,14 @@ class Calibrated:
 
 def calibrate(
     bundle: str | Path | None,
-    records: str | Path | Records | Source,
+    records: Openable,
     *,
     targets: Sequence[Target] = DEFAULT,
     abstain: Sequence[AbstainRisk] = (AbstainRisk(0.05),),
     calibrators: str | Sequence[str] = "auto",
     seed: int = 0,
     times: Sequence[float] | None = None,
-    shifts: Mapping[str, str | Path | Records] | None = None,
+    shifts: Mapping[str, Openable] | None = None,
     subgroup: tuple[str, ArrayLike] | None = None,
     out: str | Path | None = None,
     dry_run: bool = False,
@@ -112,24 +111,24 @@ def calibrate(
     """
     arrays.seed(seed)
     home, classes = _home(bundle, out)
-    source = source_of(records, home.manifest)
-    everything = labelled_rows(source.records, source.layers)
+    opened = open_records(records, home.manifest)
+    everything = labelled_rows(opened.records)
     _groups(subgroup, len(everything))
     labelled = np.flatnonzero(everything.truth >= 0)
     evidence = everything.take(labelled)
-    notes = [*source.notes, *check_labels(evidence)]
+    notes = [*opened.notes, *check_labels(evidence)]
     if len(labelled) < len(everything):
         notes.append(
             f"{len(everything) - len(labelled)} of {len(everything)} rows are labelled −1 (unknown or out of scope): "
             "they decide nothing, and are reported as the shift 'unlabelled'."
         )
     split = split_rows(evidence.truth, seed)
-    yes, verdict = _audited(records, home.manifest, evidence.rows[split.propose], calibrators)
+    yes, verdict = _audited(opened, evidence.rows[split.propose], calibrators)
     if verdict:
         notes.append(verdict)
     chosen = resolve(calibrators, yes)
     if times is None and home.manifest is not None and any(isinstance(t, MaxMs) for t in targets):
-        times = exit_times(home.path, source.records)
+        times = exit_times(home.path, opened.records)
     _check_times(times, evidence.exits)
     points, tried, unmet, chooser = choose_points(
         evidence,
@@ -143,7 +142,7 @@ def calibrate(
     )
     keys = row_keys(evidence)
     provenance = {
-        "records": dict(source.described),
+        "records": dict(opened.described),
         "rows": len(everything),
         "labelled": len(labelled),
         "split": split.sizes(),
@@ -155,9 +154,7 @@ def calibrate(
     }
     test = evidence.take(split.test)
     made_from = np.delete(keys, split.test)
-    moved, moved_promises = _shifts(
-        shifts or {}, everything, test, points, home.manifest, source.layers, made_from, notes
-    )
+    moved, moved_promises = _shifts(shifts or {}, opened, everything, test, points, home.manifest, made_from, notes)
     # Nobody may put another one in force between this look at the one in force and `publish`.
     with nullcontext() if dry_run else home.locked():
         current = _current(home, notes)
@@ -213,12 +210,12 @@ def _home(bundle: str | Path | None, out: str | Path | None) -> tuple[History, t
     return History(Path(out)), None
 
 
-def _audited(records: Any, manifest: Manifest | None, rows: Ints, calibrators: str | Sequence[str]) -> tuple[bool, str]:
+def _audited(opened: OpenedRecords, rows: Ints, calibrators: str | Sequence[str]) -> tuple[bool, str]:
     """Whether the audit of the model's routing says yes, with its verdict; test and certify are kept out."""
     asked = (calibrators,) if isinstance(calibrators, str) else calibrators
-    if not isinstance(records, str | Path) or not {"auto", ROUTED} & set(asked) or not read_index(records).routing:
+    if opened.records.routing is None or not {"auto", ROUTED} & set(asked):
         return False, ""
-    found = audit_records(records, manifest=manifest, rows=rows[:_MOST_AUDITED])
+    found = audit_records(opened, rows=rows[:_MOST_AUDITED])
     return found.yes, f"audit of the routing: {found.verdict}"
 
 
@@ -307,12 +304,12 @@ def _judge(
 
 
 def _shifts(
-    shifts: Mapping[str, str | Path | Records],
+    shifts: Mapping[str, Openable],
+    opened: OpenedRecords,
     everything: LabelledRows,
     test: LabelledRows,
     points: Mapping[str, OperatingPoint],
     manifest: Manifest | None,
-    layers: Sequence[int] | None,
     made_from: Keys,
     notes: list[str],
 ) -> tuple[list[Line], list[Line]]:
@@ -322,11 +319,12 @@ def _shifts(
     if len(unknown):
         moved["unlabelled"] = everything.take(unknown)
     for name, given in shifts.items():
-        source = source_of(given, manifest)
-        if source.records.truth is None:  # nothing in scope is known, so nothing is
-            unlabelled = np.full(len(source.records), -1)
-            source = replace(source, records=replace(source.records, truth=unlabelled))
-        moved[name] = labelled_rows(source.records, source.layers if source.layers is not None else layers)
+        other = open_records(given, manifest).records
+        if other.truth is None:  # nothing in scope is known, so nothing is
+            other = replace(other, truth=np.full(len(other), -1))
+        if other.routing_seen is None:
+            other = replace(other, routing_seen=opened.records.routing_seen)
+        moved[name] = labelled_rows(other)
         if moved[name].exits != test.exits or moved[name].classes != test.classes:
             raise InputError(
                 f"shift {name!r}: {moved[name].exits} exits and {moved[name].classes} classes, the records have "

@@ -1,7 +1,6 @@
 """The labelled rows that calibration works on: small arrays in memory, logits left on disk until they are read."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,11 +82,10 @@ class LabelledRows:
         return {"routing": np.asarray(self.routing[: None if self.layers is None else self.layers[exit], rows])}
 
 
-def labelled_rows(records: Records, layers: Sequence[int] | None = None) -> LabelledRows:
+def labelled_rows(records: Records) -> LabelledRows:
     """Every row of the records, checked for what makes calibration meaningless.
 
-    layers: how many routing layers each exit has seen. Raises InputError for records without labels or
-    exits, labels that are no class, and NaN scores.
+    Raises InputError for records without labels or exits, labels that are no class, and NaN scores.
     """
     if not len(records.logits):
         raise InputError("records: no exit.")
@@ -112,7 +110,7 @@ def labelled_rows(records: Records, layers: Sequence[int] | None = None) -> Labe
         rows=everything,
         classes=classes.pop(),
         routing=records.routing,
-        layers=None if layers is None else tuple(layers),
+        layers=None if records.routing_seen is None else tuple(map(len, records.routing_seen)),
     )
 
 

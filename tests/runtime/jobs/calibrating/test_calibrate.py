@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_records import made_up
+from made_records import made_up, routed, saved
 from offramp.runtime import Cascade, InputError, OperatingPoint, sample
 from offramp.runtime.cli import main
 from offramp.runtime.jobs.calibrating.calibrate import CalibrationRefused, calibrate
@@ -25,12 +25,11 @@ from offramp.runtime.jobs.calibrating.choose_points import choose_points
 from offramp.runtime.jobs.calibrating.expected import expected
 from offramp.runtime.jobs.calibrating.history import read_version
 from offramp.runtime.jobs.calibrating.labelled_rows import check_labels, labelled_rows
-from offramp.runtime.jobs.calibrating.source import own_logits
 from offramp.runtime.jobs.calibrating.splits import split_rows
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs
+from offramp.runtime.jobs.data.opened import own_logits
 from offramp.runtime.jobs.recording.record import record
 from offramp.runtime.points import full
-from offramp.runtime.records import SCHEMA, Index, RecordsWriter
 from offramp.runtime.simulate import simulate
 
 
@@ -161,6 +160,37 @@ def test_rows_with_no_label_decide_nothing_and_are_reported(tmp_path):
     assert {line["rows"] for line in result.shifts if line["shift"] == "unlabelled"} == {300}
     used = np.concatenate([result.evidence.rows[part] for part in (result.split.fit, result.split.certify)])
     assert used.min() >= 300
+
+
+@pytest.mark.parametrize("decides", [True, False])
+def test_records_in_memory_give_what_their_folder_gives_routing_included(tmp_path, decides):
+    records = routed(1600, decides=decides, seen=((), (0, 1), (0, 1)))
+    folder = saved(records, tmp_path / "r")
+    asked = {"targets": [Budget(0.8, "b")], "calibrators": ["platt", "ar_condcal"] if decides else "auto"}
+    one, two = (
+        calibrate(None, given, out=tmp_path / name, report=False, **asked)
+        for name, given in (("memory", records), ("folder", folder))
+    )
+    assert any(note.startswith("audit of the routing: ") for note in one.notes)
+    assert one.provenance == two.provenance
+    assert ("ar_condcal" in one.provenance["calibrators"]) is decides
+    for table in ("notes", "unmet", "points", "promises", "tried"):
+        assert getattr(one, table) == getattr(two, table)
+    for name, point in one.calibration.points.items():
+        same = two.calibration.points[name]
+        assert (same.thresholds, same.abstain_below) == (point.thresholds, point.abstain_below)
+        assert [c.to_dict() for c in same.calibrators] == [c.to_dict() for c in point.calibrators]
+
+
+@pytest.mark.parametrize(
+    ("seen", "message"),
+    [(None, "doesn't say which exit has seen which routing"), (((), (0,), (2,)), "doesn't fit its 2 layers")],
+)
+def test_routing_that_nobody_says_who_has_seen_is_refused(tmp_path, seen, message):
+    records = replace(routed(200), routing_seen=seen)
+    for given in (records, saved(records, tmp_path / "r")):
+        with pytest.raises(InputError, match=message):
+            calibrate(None, given, out=tmp_path / "o")
 
 
 # ---------------------------------------------------------------- data that can't be calibrated on
@@ -534,17 +564,6 @@ def test_options_that_mean_nothing_are_exit_code_2(capsys, tmp_path, options, me
     assert message in err
     assert not (tmp_path / "o").exists()
     assert run(capsys, "calibrate", records, "--out", tmp_path / "o", "--budget", "100%")[0] == 0
-
-
-def saved(records, folder):
-    """The records as a folder of no bundle."""
-    folder.mkdir()
-    exits, rows, classes = records.logits.shape
-    index = Index(schema=SCHEMA, manifest="", exits=exits, rows=rows, classes=classes, labelled=True)
-    writer = RecordsWriter(folder, index)
-    writer.append(records)
-    writer.close()
-    return folder
 
 
 def test_a_refusal_is_exit_code_3_and_force_is_0(capsys, tmp_path):

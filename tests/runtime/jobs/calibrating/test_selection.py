@@ -6,7 +6,7 @@ from made_records import made_up
 from offramp.runtime import calibration
 from offramp.runtime.jobs.calibrating.labelled_rows import labelled_rows
 from offramp.runtime.jobs.calibrating.selection import AUTO, Selector, pooled, resolve
-from offramp.runtime.jobs.calibrating.source import own_logits
+from offramp.runtime.jobs.data.opened import own_logits
 from offramp.runtime.points import full
 
 
