@@ -20,10 +20,10 @@ from offramp.runtime.errors import InputError
 from offramp.runtime.execution.stages import plan
 from offramp.runtime.files import new_folder, seal, sha256_of_file
 from offramp.runtime.jobs.bundles.timing import Timings
-from offramp.runtime.jobs.calibrating.expected import expected
-from offramp.runtime.jobs.calibrating.labelled_rows import labelled_rows
-from offramp.runtime.jobs.calibrating.splits import split_rows
+from offramp.runtime.jobs.data.expected import expected
+from offramp.runtime.jobs.data.labelled_rows import labelled_rows
 from offramp.runtime.jobs.data.opened import Openable, open_records
+from offramp.runtime.jobs.data.splits import split_rows
 from offramp.runtime.points import FULL, OperatingPoint
 from offramp.runtime.predictions import Records
 from offramp.runtime.simulate import simulate

@@ -25,14 +25,14 @@ from offramp.runtime.errors import BundleError, InputError, OfframpError
 from offramp.runtime.jobs.auditing.audit import audit_records
 from offramp.runtime.jobs.calibrating.choose_points import Line, Progress, choose_points
 from offramp.runtime.jobs.calibrating.comparison import LEAST_ROWS, Compared, compare_points, refusals
-from offramp.runtime.jobs.calibrating.expected import flat
 from offramp.runtime.jobs.calibrating.history import History, Keys
-from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, check_labels, labelled_rows, row_keys
 from offramp.runtime.jobs.calibrating.selection import ROUTED, resolve
 from offramp.runtime.jobs.calibrating.shift import held, shifted
-from offramp.runtime.jobs.calibrating.splits import Split, split_rows
 from offramp.runtime.jobs.calibrating.targets import DEFAULT, AbstainRisk, Chooser, MaxMs, Target
+from offramp.runtime.jobs.data.expected import flat
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows, check_labels, labelled_rows, row_keys
 from offramp.runtime.jobs.data.opened import Openable, OpenedRecords, open_records
+from offramp.runtime.jobs.data.splits import Split, split_rows
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.predictions import Records
 

@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 from offramp.runtime.arrays import Bools
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.calibrating.expected import expected
-from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, outcome_of
 from offramp.runtime.jobs.calibrating.selection import Selector, Tried
-from offramp.runtime.jobs.calibrating.splits import Split
 from offramp.runtime.jobs.calibrating.targets import (
     DEFAULT,
     AbstainRisk,
@@ -21,6 +18,9 @@ from offramp.runtime.jobs.calibrating.targets import (
     label_of,
     percent,
 )
+from offramp.runtime.jobs.data.expected import expected
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of
+from offramp.runtime.jobs.data.splits import Split
 from offramp.runtime.points import FULL, OperatingPoint, full
 
 Progress = Callable[[int, int], None]

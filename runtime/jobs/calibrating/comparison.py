@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from offramp.runtime import metrics
 from offramp.runtime.arrays import Floats
-from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, outcome_of
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.simulate import Simulation
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from offramp.runtime import metrics, scores
 from offramp.runtime.arrays import Array, Ints
 from offramp.runtime.calibration import Calibrator, get
-from offramp.runtime.jobs.calibrating.expected import expected, number
-from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, outcome_of
+from offramp.runtime.jobs.data.expected import expected, number
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of
 from offramp.runtime.points import OperatingPoint
 
 if TYPE_CHECKING:

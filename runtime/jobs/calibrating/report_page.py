@@ -13,7 +13,7 @@ from offramp.runtime import metrics
 from offramp.runtime.calibration import get
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.bundles.inspect_page import readable
-from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, outcome_of
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of
 from offramp.runtime.jobs.data.opened import ASSUMED
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.scores import sigmoid

@@ -16,7 +16,7 @@ from offramp.runtime import calibration, metrics, scores
 from offramp.runtime.arrays import Array, Bools, Floats, Ints
 from offramp.runtime.calibration import Calibrator
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows
 from offramp.runtime.metrics.bins import default_bins, quantile_sizes, stable_order
 from offramp.runtime.thresholds import leave_at
 

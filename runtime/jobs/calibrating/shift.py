@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from offramp.runtime import metrics
 from offramp.runtime.arrays import Bools
-from offramp.runtime.jobs.calibrating.expected import mean_interval, number, wilson
-from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, outcome_of
+from offramp.runtime.jobs.data.expected import mean_interval, number, wilson
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of
 from offramp.runtime.points import OperatingPoint
 
 

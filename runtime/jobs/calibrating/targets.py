@@ -13,8 +13,8 @@ import numpy as np
 from offramp.runtime import arrays
 from offramp.runtime.arrays import Floats
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows
 from offramp.runtime.jobs.calibrating.rules import Rule, propose
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows
 from offramp.runtime.thresholds import FrontierPoint, SelectiveRisk, binomial_bound, leave_at, pareto, risk_control, sgr
 
 # A promise on exits is tested along at most this many rules, fixed before any certifying row is looked at.

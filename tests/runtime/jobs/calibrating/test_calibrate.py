@@ -22,12 +22,12 @@ from offramp.runtime import Cascade, InputError, OperatingPoint, sample
 from offramp.runtime.cli import main
 from offramp.runtime.jobs.calibrating.calibrate import CalibrationRefused, calibrate
 from offramp.runtime.jobs.calibrating.choose_points import choose_points
-from offramp.runtime.jobs.calibrating.expected import expected
 from offramp.runtime.jobs.calibrating.history import read_version
-from offramp.runtime.jobs.calibrating.labelled_rows import check_labels, labelled_rows
-from offramp.runtime.jobs.calibrating.splits import split_rows
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs
+from offramp.runtime.jobs.data.expected import expected
+from offramp.runtime.jobs.data.labelled_rows import check_labels, labelled_rows
 from offramp.runtime.jobs.data.opened import own_logits
+from offramp.runtime.jobs.data.splits import split_rows
 from offramp.runtime.jobs.recording.record import record
 from offramp.runtime.points import full
 from offramp.runtime.simulate import simulate

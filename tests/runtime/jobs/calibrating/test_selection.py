@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from made_records import made_up
 from offramp.runtime import calibration
-from offramp.runtime.jobs.calibrating.labelled_rows import labelled_rows
 from offramp.runtime.jobs.calibrating.selection import AUTO, Selector, pooled, resolve
+from offramp.runtime.jobs.data.labelled_rows import labelled_rows
 from offramp.runtime.jobs.data.opened import own_logits
 from offramp.runtime.points import full
 
