@@ -83,7 +83,14 @@ from offramp.runtime.metrics.selective import (
     risk_coverage,
 )
 from offramp.runtime.metrics.smooth import SmoothReliability, smooth_ece, smooth_reliability
-from offramp.runtime.metrics.truthful import confce, confce_corr, confece, lince, lince_classwise
+from offramp.runtime.metrics.truthful import (
+    confce,
+    confce_corr,
+    confce_corr_resampled,
+    confece,
+    lince,
+    lince_classwise,
+)
 
 __all__ = [
     "By",
@@ -118,6 +125,7 @@ __all__ = [
     "compare",
     "confce",
     "confce_corr",
+    "confce_corr_resampled",
     "confece",
     "cost_accuracy",
     "cw_ece",

@@ -53,7 +53,7 @@ def compare_points(
     for name in common:
         if old[name] == new[name]:
             continue
-        found += _point(name, old[name], new[name], evidence, draws)
+        found += _point(name, old[name], new[name], evidence, draws, seed)
     if not found:
         return []
     # What didn't change was not tested.
@@ -83,23 +83,18 @@ class _Seen:
     confce_draws: Floats
 
     @classmethod
-    def of(cls, point: OperatingPoint, evidence: LabelledRows, draws: Floats) -> "_Seen":
+    def of(cls, point: OperatingPoint, evidence: LabelledRows, draws: Floats, seed: int) -> "_Seen":
         outcome: Simulation = outcome_of(evidence, point)
         right = outcome.label == evidence.truth
         whole = float(evidence.flops[-1].mean()) or 1.0
         n = len(evidence)
-        order = np.argsort(outcome.confidence, kind="stable")
-        bins = max(1, int(np.ceil(n ** (1 / 3))))
-        starts = np.unique(np.floor(np.arange(bins) * n / bins).astype(np.int64))
-        gap = (outcome.confidence - right)[order]
-        sums = np.add.reduceat(draws[:, order] * gap, starts, axis=1)
         return cls(
             right=right.astype(np.float64),
             cost=outcome.flops / whole,
             kept=(~outcome.abstain).astype(np.float64),
             wrong_kept=(~right & ~outcome.abstain).astype(np.float64),
-            confce=n * metrics.confce_corr(outcome.confidence, right),
-            confce_draws=np.asarray(((sums**2).sum(axis=1) + draws @ (~right).astype(np.float64)) / n),
+            confce=n * metrics.confce_corr(outcome.confidence, right, seed=seed),
+            confce_draws=metrics.confce_corr_resampled(outcome.confidence, right, draws, seed=seed),
         )
 
     def risk(self, draws: Floats | None = None) -> Any:
@@ -110,10 +105,10 @@ class _Seen:
 
 
 def _point(
-    name: str, old: OperatingPoint, new: OperatingPoint, evidence: LabelledRows, draws: Floats
+    name: str, old: OperatingPoint, new: OperatingPoint, evidence: LabelledRows, draws: Floats, seed: int
 ) -> list[tuple[Compared, bool]]:
     n = len(evidence)
-    a, b = _Seen.of(old, evidence, draws), _Seen.of(new, evidence, draws)
+    a, b = _Seen.of(old, evidence, draws, seed), _Seen.of(new, evidence, draws, seed)
     same_target = old.provenance.get("target") == new.provenance.get("target")
 
     def line(figure: str, before: float, after: float, replicates: Floats, rising_is_worse: bool) -> Compared:
