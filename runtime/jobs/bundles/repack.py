@@ -19,6 +19,7 @@ from offramp.runtime.calibration_file import Calibration, read_calibration, writ
 from offramp.runtime.errors import InputError
 from offramp.runtime.execution.stages import plan
 from offramp.runtime.files import new_folder, seal, sha256_of_file
+from offramp.runtime.jobs.bundles.time_model import TimeModel
 from offramp.runtime.jobs.bundles.timing import Timings
 from offramp.runtime.jobs.data.expected import expected
 from offramp.runtime.jobs.data.labelled_rows import labelled_rows
@@ -26,7 +27,6 @@ from offramp.runtime.jobs.data.opened import Openable, open_records
 from offramp.runtime.jobs.data.splits import split_rows
 from offramp.runtime.points import FULL, OperatingPoint
 from offramp.runtime.predictions import Records
-from offramp.runtime.simulate import simulate
 
 # With more exits than this, sets are searched by leaving out one exit after the other.
 _MOST_EXITS_FOR_ALL_SETS = 10
@@ -194,10 +194,22 @@ def choose_exits(
     """
     early = range(len(manifest.exits) - 1)
     rules = {name: point for name, point in points.items() if name != FULL} or dict(points)
-    everything = _times(manifest, rules, records, timings, frozenset(early))
+    model = TimeModel.measured(manifest, timings)
+
+    def time_of(some: frozenset[int]) -> dict[str, float]:
+        """Expected time a row at each point with only these early exits: alone and in a batch, since both must pay."""
+        spent = {}
+        for name, point in rules.items():
+            bars = [*(t if j in some else math.inf for j, t in enumerate(point.thresholds[:-1])), -math.inf]
+            spent[name] = sum(
+                model.ms(records.score, bars, rows) / rows for rows in (timings.rows[0], timings.rows[-1])
+            )
+        return spent
+
+    everything = time_of(frozenset(early))
 
     def consider(some: frozenset[int]) -> ExitSet:
-        times = _times(manifest, rules, records, timings, some)
+        times = time_of(some)
         return ExitSet((*sorted(some), len(manifest.exits) - 1), {n: times[n] / everything[n] for n in rules})
 
     if len(manifest.exits) <= _MOST_EXITS_FOR_ALL_SETS:
@@ -212,32 +224,6 @@ def choose_exits(
     keep_all = next(c for c in choices if len(c.exits) == len(manifest.exits))
     better = [c for c in choices if max(c.time.values()) <= 1 and c.mean < 1 - _WORTH]
     return [*sorted(better, key=lambda c: c.mean), keep_all]
-
-
-def _times(
-    manifest: Manifest,
-    points: Mapping[str, OperatingPoint],
-    records: Records,
-    timings: Timings,
-    some: frozenset[int],
-) -> dict[str, float]:
-    """Expected time of a batch at each point with only these early exits, relative to the rows in it."""
-    result = {}
-    for name, point in points.items():
-        bars = [t if j in some else math.inf for j, t in enumerate(point.thresholds[:-1])]
-        rule = replace(point, thresholds=(*bars, -math.inf), expected={})
-        exits = simulate(records, rule).exit
-        stages = plan(manifest, rule.exits)
-        ends = [e.block for e in manifest.exits]
-        total = 0.0
-        for rows in (timings.rows[0], timings.rows[-1]):  # alone and in a batch: both must pay
-            spent = 0.0
-            for stage in stages:
-                reach = float((np.asarray(ends)[exits] >= stage.blocks[0]).mean())
-                spent += timings.at(stage.graph.file, reach * rows)
-            total += spent / rows
-        result[name] = total
-    return result
 
 
 def describe(choices: Sequence[ExitSet]) -> str:

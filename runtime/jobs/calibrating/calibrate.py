@@ -23,6 +23,7 @@ from offramp.runtime.bundle import Manifest, read_bundle
 from offramp.runtime.calibration_file import Calibration, encode_calibration
 from offramp.runtime.errors import BundleError, InputError, OfframpError
 from offramp.runtime.jobs.auditing.audit import audit_records
+from offramp.runtime.jobs.bundles.time_model import TimeModel, measure
 from offramp.runtime.jobs.calibrating.choose_points import Line, Progress, choose_points
 from offramp.runtime.jobs.calibrating.comparison import LEAST_ROWS, Compared, compare_points, refusals
 from offramp.runtime.jobs.calibrating.history import History, Keys
@@ -34,7 +35,6 @@ from offramp.runtime.jobs.data.labelled_rows import LabelledRows, check_labels, 
 from offramp.runtime.jobs.data.opened import Openable, OpenedRecords, open_records
 from offramp.runtime.jobs.data.splits import Split, split_rows
 from offramp.runtime.points import OperatingPoint
-from offramp.runtime.predictions import Records
 
 
 class CalibrationRefused(OfframpError):
@@ -89,7 +89,7 @@ def calibrate(
     abstain: Sequence[AbstainRisk] = (AbstainRisk(0.05),),
     calibrators: str | Sequence[str] = "auto",
     seed: int = 0,
-    times: Sequence[float] | None = None,
+    times: Sequence[float] | TimeModel | None = None,
     shifts: Mapping[str, Openable] | None = None,
     subgroup: tuple[str, ArrayLike] | None = None,
     out: str | Path | None = None,
@@ -101,7 +101,8 @@ def calibrate(
 ) -> Calibrated:
     """Calibrate a bundle (or, with `out`, logits of no bundle) and put the result in force.
 
-    targets, abstain, times: as in `choose_points`. calibrators: "auto", "none", or names; `ar_condcal` needs
+    targets, abstain: as in `choose_points`. times: (J,) milliseconds of leaving at each exit, or a `TimeModel`;
+    measured where `MaxMs` needs them and there is a bundle. calibrators: "auto", "none", or names; `ar_condcal` needs
     a yes from the audit. shifts: name -> records of shifted or out-of-scope data. subgroup: a name and one
     value a row of the records, for tables by group. force: replace a better calibration, too. report: also
     write report.html and metrics.json beside the calibration kept in history/. command: for the report.
@@ -127,16 +128,16 @@ def calibrate(
     if verdict:
         notes.append(verdict)
     chosen = resolve(calibrators, yes)
-    if times is None and home.manifest is not None and any(isinstance(t, MaxMs) for t in targets):
-        times = exit_times(home.path, opened.records)
-    _check_times(times, evidence.exits)
+    model = _time_model(times, evidence.exits)
+    if model is None and home.manifest is not None and any(isinstance(t, MaxMs) for t in targets):
+        model = measure(home.path, opened.records)
     points, tried, unmet, chooser = choose_points(
         evidence,
         split,
         targets=targets,
         abstain=abstain,
         calibrators=chosen,
-        times=times,
+        times=model,
         seed=seed,
         progress=progress,
     )
@@ -182,7 +183,7 @@ def calibrate(
             provenance=provenance,
             chooser=chooser,
             classes=classes,
-            times=None if times is None else tuple(float(t) for t in times),
+            times=None if model is None else model.exit_ms,
         )
         if report:
             result = replace(result, files=_report(result, subgroup, labelled))
@@ -223,30 +224,8 @@ def _audited(opened: OpenedRecords, rows: Ints, calibrators: str | Sequence[str]
 _MOST_AUDITED = 5000
 
 
-def exit_times(bundle: str | Path, records: Records | None = None) -> tuple[float, ...]:
-    """(J,) cumulative milliseconds up to each exit, for one row by itself on this machine.
-
-    records: the row is as large as theirs are on average, by their FLOPs; else as the bundle was verified.
-    """
-    from offramp.runtime.cascade import Cascade
-    from offramp.runtime.jobs.bundles.timing import sizes_costing, time_parts, typical_sizes
-
-    with Cascade.load(bundle) as cascade:
-        manifest = cascade.manifest
-        sizes = typical_sizes(manifest)
-        if records is not None and len(records):
-            sizes = sizes_costing(cascade, float(np.mean(records.flops[-1])))
-        timings = time_parts(cascade, sizes, rows=(1,), seconds=5.0)
-        spent = np.cumsum([timings.at(block.file, 1) for block in manifest.blocks]) * 1e3
-        return tuple(float(spent[e.block]) for e in manifest.exits)
-
-
-def _check_times(times: Sequence[float] | None, exits: int) -> None:
-    if times is None:
-        return
-    t = np.asarray(times, np.float64)
-    if t.shape != (exits,) or not np.isfinite(t).all() or (t < 0).any() or (np.diff(t) < 0).any():
-        raise InputError(f"times: expected {exits} cumulative milliseconds, one an exit, never falling; got {times}.")
+def _time_model(times: Sequence[float] | TimeModel | None, exits: int) -> TimeModel | None:
+    return times if times is None or isinstance(times, TimeModel) else TimeModel.given(times, exits)
 
 
 def _current(home: History, notes: list[str]) -> Calibration | None:

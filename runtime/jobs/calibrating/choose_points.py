@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from offramp.runtime.arrays import Bools
 from offramp.runtime.errors import InputError
+from offramp.runtime.jobs.bundles.time_model import TimeModel
 from offramp.runtime.jobs.calibrating.selection import Selector, Tried
 from offramp.runtime.jobs.calibrating.targets import (
     DEFAULT,
@@ -34,7 +35,7 @@ def choose_points(
     targets: Sequence[Target] = DEFAULT,
     abstain: Sequence[AbstainRisk] = (AbstainRisk(0.05),),
     calibrators: Sequence[str] = ("identity",),
-    times: Sequence[float] | None = None,
+    times: TimeModel | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[dict[str, OperatingPoint], list[Line], list[str], Chooser]:
@@ -42,7 +43,7 @@ def choose_points(
 
     evidence: labelled rows. targets: exit rules; of one kind several. abstain: the first applies to every
     point; each further one adds to every point another of its own, "<point>-risk-2%". calibrators: names as
-    `resolve` gives them. times: (J,) cumulative milliseconds, for MaxMs.
+    `resolve` gives them. times: for MaxMs.
     """
     names = [label_of(target) for target in targets]
     _check_names(names, abstain)

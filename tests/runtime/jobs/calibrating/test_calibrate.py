@@ -20,6 +20,7 @@ import pytest
 from made_records import made_up, routed, saved
 from offramp.runtime import Cascade, InputError, OperatingPoint, sample
 from offramp.runtime.cli import main
+from offramp.runtime.jobs.bundles.time_model import TimeModel
 from offramp.runtime.jobs.calibrating.calibrate import CalibrationRefused, calibrate
 from offramp.runtime.jobs.calibrating.choose_points import choose_points
 from offramp.runtime.jobs.calibrating.history import read_version
@@ -53,6 +54,9 @@ def digits(sample_bundle, tmp_path_factory):
         return record(cascade, folder / "d.npz", folder / "r")
 
 
+MS = TimeModel.given([1, 2, 3, 4], 4)
+
+
 def points_of(records, **options):
     evidence = labelled_rows(records)
     points, _, unmet, _ = choose_points(evidence, split_rows(evidence.truth, 0), **options)
@@ -74,7 +78,7 @@ def test_parts_are_disjoint_complete_stratified_and_seeded():
 
 def test_points_keep_their_targets_on_new_rows():
     targets = [Budget(0.5, "half"), MaxDrop(0.02), Guarantee(0.03, 0.05), MaxMs(2.0)]
-    points, unmet = points_of(made_up(), targets=targets, abstain=[AbstainRisk(0.1)], times=[1, 2, 3, 4])
+    points, unmet = points_of(made_up(), targets=targets, abstain=[AbstainRisk(0.1)], times=MS)
     assert not unmet
     assert list(points) == ["full", "half", "max-drop-2%", "guarantee-3%", "max-ms-2"]
     fresh = labelled_rows(made_up(rows=20_000, seed=1))
@@ -93,7 +97,7 @@ def test_points_keep_their_targets_on_new_rows():
 
 def test_what_cannot_be_kept_says_so_and_names_the_closest():
     targets = [Budget(0.1, "tiny"), Guarantee(0.0005, 0.05), MaxMs(0.5)]
-    points, unmet = points_of(made_up(rows=400), targets=targets, abstain=[AbstainRisk(0.001)], times=[1, 2, 3, 4])
+    points, unmet = points_of(made_up(rows=400), targets=targets, abstain=[AbstainRisk(0.001)], times=MS)
     said = "\n".join(unmet)
     assert "the first exit alone costs 25%, which is the closest" in said
     assert "the smallest these rows could promise is" in said
