@@ -24,7 +24,7 @@ from offramp.runtime.jobs.bundles.timing import Timings
 from offramp.runtime.jobs.data.expected import expected
 from offramp.runtime.jobs.data.labelled_rows import labelled_rows
 from offramp.runtime.jobs.data.opened import Openable, open_records
-from offramp.runtime.jobs.data.splits import split_rows
+from offramp.runtime.jobs.data.splits import split_labelled
 from offramp.runtime.points import FULL, OperatingPoint
 from offramp.runtime.predictions import Records
 
@@ -147,10 +147,8 @@ def _fewer(point: OperatingPoint, kept: list[int], origin: str, records: Records
     )
     if records is None or records.truth is None:
         return new
-    evidence = labelled_rows(_only(records, kept))
-    evidence = evidence.take(np.flatnonzero(evidence.truth >= 0))
-    test = split_rows(evidence.truth, int(point.provenance.get("seed", 0))).test
-    return replace(new, expected=expected(evidence.take(test), new))
+    rows = split_labelled(labelled_rows(_only(records, kept)), int(point.provenance.get("seed", 0)))
+    return replace(new, expected=expected(rows.test, new))
 
 
 def _only(records: Records, kept: list[int]) -> Records:

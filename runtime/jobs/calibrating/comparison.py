@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 from offramp.runtime import metrics
 from offramp.runtime.arrays import Floats
+from offramp.runtime.calibration_file import Calibration
+from offramp.runtime.jobs.calibrating.history import InForce
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of
+from offramp.runtime.jobs.data.splits import SplitRows
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.simulate import Simulation
 
@@ -35,8 +38,63 @@ class Compared:
     worse: bool
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """New operating points against those in force. refused: why they mustn't replace them, in words."""
+
+    compared: tuple[Compared, ...]
+    refused: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def compare(in_force: InForce, points: Mapping[str, OperatingPoint], rows: SplitRows, *, seed: int = 0) -> Comparison:
+    """Compare with the calibration in force, on test rows that made neither."""
+    current = in_force.calibration
+    if current is None:
+        return Comparison((), (), in_force.notes)
+    untouched, notes = _untouched(current, in_force, rows)
+    compared = compare_points(current.points, points, untouched, seed=seed)
+    return Comparison(tuple(compared), tuple(refusals(compared)), (*in_force.notes, *_lost(current, points), *notes))
+
+
+def _lost(current: Calibration, points: Mapping[str, OperatingPoint]) -> list[str]:
+    """Operating points of the calibration in force that its users could no longer name."""
+    lost = [name for name in current.points if name not in points]
+    if not lost:
+        return []
+    named = ", ".join(map(repr, lost))
+    return [
+        f"version {current.version}, in force, has operating points that this calibration lacks: {named}. "
+        "Ask for them again to keep them."
+    ]
+
+
+def _untouched(current: Calibration, in_force: InForce, rows: SplitRows) -> tuple[LabelledRows, list[str]]:
+    """Test rows that made neither calibration, none where the two can't be compared; and what is odd about that."""
+    none = rows.test.take(np.arange(0))
+    exits = len(next(iter(current.points.values())).thresholds)
+    if not current.version or exits != rows.test.exits:
+        return none, []
+    if in_force.used is None:
+        untouched = rows.test
+        notes = [
+            f"history/ doesn't say which rows made version {current.version}: the comparison takes all test rows, "
+            "some of which may have."
+        ]
+    else:
+        untouched = rows.test.take(np.flatnonzero(~np.isin(rows.keys[rows.split.test], in_force.used)))
+        notes = []
+    if len(untouched) < LEAST_ROWS:
+        notes.append(
+            f"not compared with version {current.version}: neither was made from {len(untouched)} of the test rows, "
+            f"expected at least {LEAST_ROWS}."
+        )
+        return none, notes
+    return untouched, notes
+
+
 def compare_points(
-    old: Mapping[str, OperatingPoint], new: Mapping[str, OperatingPoint], evidence: LabelledRows, *, seed: int = 0
+    old: Mapping[str, OperatingPoint], new: Mapping[str, OperatingPoint], labelled: LabelledRows, *, seed: int = 0
 ) -> list[Compared]:
     """Compare the points that both have, figure by figure.
 
@@ -46,14 +104,14 @@ def compare_points(
     and, accuracy apart, more than a margin.
     """
     common = [name for name in new if name in old]
-    if len(evidence) < LEAST_ROWS or not common:
+    if len(labelled) < LEAST_ROWS or not common:
         return []
-    draws = _counts(len(evidence), seed)
+    draws = _counts(len(labelled), seed)
     found: list[tuple[Compared, bool]] = []
     for name in common:
         if old[name] == new[name]:
             continue
-        found += _point(name, old[name], new[name], evidence, draws, seed)
+        found += _point(name, old[name], new[name], labelled, draws, seed)
     if not found:
         return []
     # What didn't change was not tested.
@@ -83,11 +141,11 @@ class _Seen:
     confce_draws: Floats
 
     @classmethod
-    def of(cls, point: OperatingPoint, evidence: LabelledRows, draws: Floats, seed: int) -> "_Seen":
-        outcome: Simulation = outcome_of(evidence, point)
-        right = outcome.label == evidence.truth
-        whole = float(evidence.flops[-1].mean()) or 1.0
-        n = len(evidence)
+    def of(cls, point: OperatingPoint, labelled: LabelledRows, draws: Floats, seed: int) -> "_Seen":
+        outcome: Simulation = outcome_of(labelled, point)
+        right = outcome.label == labelled.truth
+        whole = float(labelled.flops[-1].mean()) or 1.0
+        n = len(labelled)
         return cls(
             right=right.astype(np.float64),
             cost=outcome.flops / whole,
@@ -105,10 +163,10 @@ class _Seen:
 
 
 def _point(
-    name: str, old: OperatingPoint, new: OperatingPoint, evidence: LabelledRows, draws: Floats, seed: int
+    name: str, old: OperatingPoint, new: OperatingPoint, labelled: LabelledRows, draws: Floats, seed: int
 ) -> list[tuple[Compared, bool]]:
-    n = len(evidence)
-    a, b = _Seen.of(old, evidence, draws, seed), _Seen.of(new, evidence, draws, seed)
+    n = len(labelled)
+    a, b = _Seen.of(old, labelled, draws, seed), _Seen.of(new, labelled, draws, seed)
     same_target = old.provenance.get("target") == new.provenance.get("target")
 
     def line(figure: str, before: float, after: float, replicates: Floats, rising_is_worse: bool) -> Compared:
@@ -131,8 +189,8 @@ def _point(
     confidence = line("n·ConfCE^corr", a.confce, b.confce, b.confce_draws - a.confce_draws, rising_is_worse=True)
     cheaper, costlier = cost.difference <= -COST, cost.difference >= COST
     allowed = _allowed_drop(new)
-    lost = float((evidence.correct[-1] - b.right).mean())
-    lost_before = float((evidence.correct[-1] - a.right).mean())
+    lost = float((labelled.correct[-1] - b.right).mean())
+    lost_before = float((labelled.correct[-1] - a.right).mean())
     promise = new.provenance.get("abstention", {}).get("risk")
     kept_before = promise is None or not (a.risk() > promise)
     found = [

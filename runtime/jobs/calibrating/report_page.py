@@ -13,6 +13,8 @@ from offramp.runtime import metrics
 from offramp.runtime.calibration import get
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.bundles.inspect_page import readable
+from offramp.runtime.jobs.calibrating.report import METRICS, REPORT, Subgroup, metrics_of, to_json
+from offramp.runtime.jobs.calibrating.result import Calibrated
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of
 from offramp.runtime.jobs.data.opened import ASSUMED
 from offramp.runtime.points import OperatingPoint
@@ -20,7 +22,6 @@ from offramp.runtime.scores import sigmoid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from offramp.runtime.jobs.calibrating.calibrate import Calibrated
 
 Line = Mapping[str, Any]
 Format = Callable[[Any], str]
@@ -52,7 +53,13 @@ dt { font-weight: 600; } dd { margin: 0; overflow-wrap: anywhere; }
 """
 
 
-def page(result: "Calibrated", found: Mapping[str, Any]) -> str:
+def report_files(result: Calibrated, groups: Subgroup | None = None) -> dict[str, bytes]:
+    """metrics.json and report.html, by name."""
+    found = metrics_of(result, groups)
+    return {METRICS: to_json(found), REPORT: page(result, found).encode()}
+
+
+def page(result: Calibrated, found: Mapping[str, Any]) -> str:
     """The report of `report.metrics_of(result)` as HTML. Nothing in it is fetched from anywhere."""
     version, origin = result.calibration.version, found["provenance"]
     split = origin["split"]
@@ -346,7 +353,7 @@ def _provenance(origin: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------- plots
 
 
-def _plots(result: "Calibrated", found: Mapping[str, Any]) -> str:
+def _plots(result: Calibrated, found: Mapping[str, Any]) -> str:
     try:
         import matplotlib as mpl
     except ImportError:
@@ -363,7 +370,7 @@ def _plots(result: "Calibrated", found: Mapping[str, Any]) -> str:
     return f"<h2>Plots</h2><div class='plots'>{shown}</div>"
 
 
-def _overview(result: "Calibrated", found: Mapping[str, Any], test: LabelledRows) -> list[tuple[str, str]]:
+def _overview(result: Calibrated, found: Mapping[str, Any], test: LabelledRows) -> list[tuple[str, str]]:
     from offramp.runtime import plots
 
     points = result.calibration.points
@@ -382,10 +389,10 @@ def _overview(result: "Calibrated", found: Mapping[str, Any], test: LabelledRows
     return [(alt, data) for alt, draw in made if (data := _svg(draw)) is not None]
 
 
-def _cost_accuracy(result: "Calibrated", found: Mapping[str, Any], test: LabelledRows) -> "Axes":
+def _cost_accuracy(result: Calibrated, found: Mapping[str, Any], test: LabelledRows) -> "Axes":
     from offramp.runtime import plots
 
-    line = [r.thresholds for r in result.chooser.rules if r.family in ("full", "equal score")]
+    line = [r.thresholds for r in result.chosen.chooser.rules if r.family in ("full", "equal score")]
     curve = metrics.cost_accuracy(test.score, test.correct, test.flops, line)
     whole = float(test.flops[-1].mean()) or 1.0
     curve = metrics.CostAccuracy(curve.thresholds, curve.cost / whole, curve.accuracy)
@@ -420,7 +427,7 @@ def _risk_coverage(points: Mapping[str, OperatingPoint], test: LabelledRows) -> 
     return ax
 
 
-def _by_class(result: "Calibrated", test: LabelledRows) -> "Axes":
+def _by_class(result: Calibrated, test: LabelledRows) -> "Axes":
     from offramp.runtime import plots
 
     point = next(iter(result.calibration.points.values()))

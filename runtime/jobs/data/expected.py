@@ -14,6 +14,8 @@ from offramp.runtime.simulate import Simulation
 Z = 1.959963984540054
 
 Interval = tuple[float, float]
+Line = dict[str, Any]
+"""One line of a table: flat, so that data frames take it."""
 
 
 def wilson(hits: int, total: int) -> Interval | None:
@@ -34,21 +36,21 @@ def mean_interval(values: Floats) -> Interval | None:
     return float(values.mean()) - half, float(values.mean()) + half
 
 
-def expected(evidence: LabelledRows, point: OperatingPoint, outcome: Simulation | None = None) -> dict[str, Any]:
+def expected(labelled: LabelledRows, point: OperatingPoint, outcome: Simulation | None = None) -> dict[str, Any]:
     """The point's figures on these rows, JSON-able; None where there is nothing to measure.
 
     accuracy, coverage (share answered), risk (error among the answered), drop (accuracy of the full model
     minus the point's), flops, flops_fraction (of the full model's mean), exit_shares. intervals: 95%, Wilson's
     for shares, normal for means and for the paired drop.
     """
-    outcome = outcome_of(evidence, point) if outcome is None else outcome
-    n = len(evidence)
-    right: Bools = outcome.label == evidence.truth
+    outcome = outcome_of(labelled, point) if outcome is None else outcome
+    n = len(labelled)
+    right: Bools = outcome.label == labelled.truth
     kept = ~outcome.abstain
-    whole = evidence.flops[-1].astype(np.float64)
+    whole = labelled.flops[-1].astype(np.float64)
     mean = float(whole.mean()) if n else float("nan")
     spent = outcome.flops / (mean or 1.0)
-    drop = evidence.correct[-1].astype(np.float64) - right
+    drop = labelled.correct[-1].astype(np.float64) - right
     wrong = int((~right[kept]).sum())
     return {
         "rows": n,
@@ -58,7 +60,7 @@ def expected(evidence: LabelledRows, point: OperatingPoint, outcome: Simulation 
         "flops_fraction": number(spent.mean()) if n else None,
         "coverage": number(kept.mean()) if n else None,
         "risk": wrong / int(kept.sum()) if kept.any() else None,
-        "exit_shares": (np.bincount(outcome.exit, minlength=evidence.exits) / max(n, 1)).tolist(),
+        "exit_shares": (np.bincount(outcome.exit, minlength=labelled.exits) / max(n, 1)).tolist(),
         "intervals": {
             "accuracy": wilson(int(right.sum()), n),
             "drop": mean_interval(drop),
@@ -75,7 +77,7 @@ def number(value: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def flat(figures: Mapping[str, Any]) -> dict[str, Any]:
+def flat(figures: Mapping[str, Any]) -> Line:
     """Figures as one line of a table: intervals become …_low and …_high, exit shares exit_0_share…"""
     line = {key: value for key, value in figures.items() if key not in ("intervals", "exit_shares")}
     for key, interval in figures.get("intervals", {}).items():

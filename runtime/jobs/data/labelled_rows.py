@@ -114,17 +114,17 @@ def labelled_rows(records: Records) -> LabelledRows:
     )
 
 
-def check_labels(evidence: LabelledRows) -> list[str]:
+def check_labels(labelled: LabelledRows) -> list[str]:
     """What is odd about the labels, in words. Raises InputError where they can't be what they claim to be.
 
-    evidence: labelled rows only. Fewer than 50 are refused; so are labels that fit the predictions well once
+    labelled: those with a label only. Fewer than 50 are refused; so are labels that fit the predictions well once
     classes are renamed one to one, which is a wrong order of columns.
     """
-    if len(evidence) < FEWEST_ROWS:
-        raise InputError(f"records have {len(evidence)} labelled rows, expected at least {FEWEST_ROWS}.")
+    if len(labelled) < FEWEST_ROWS:
+        raise InputError(f"records have {len(labelled)} labelled rows, expected at least {FEWEST_ROWS}.")
     odd = []
-    present = np.unique(evidence.truth)
-    right = evidence.correct[-1]
+    present = np.unique(labelled.truth)
+    right = labelled.correct[-1]
     accuracy = float(right.mean())
     if len(present) == 1:
         odd.append(
@@ -132,9 +132,9 @@ def check_labels(evidence: LabelledRows) -> list[str]:
             "known of the others."
         )
     else:
-        _refuse_renamed(evidence, accuracy)
-        commonest = float(np.bincount(evidence.truth).max() / len(evidence))
-        if accuracy <= commonest + 2 * (commonest * (1 - commonest) / len(evidence)) ** 0.5:
+        _refuse_renamed(labelled, accuracy)
+        commonest = float(np.bincount(labelled.truth).max() / len(labelled))
+        if accuracy <= commonest + 2 * (commonest * (1 - commonest) / len(labelled)) ** 0.5:
             odd.append(
                 f"the last exit is right on {accuracy:.1%} of the rows, hardly more than the {commonest:.1%} of always "
                 "answering the commonest class: are the labels those of these rows?"
@@ -144,13 +144,13 @@ def check_labels(evidence: LabelledRows) -> list[str]:
     return odd
 
 
-def _refuse_renamed(evidence: LabelledRows, accuracy: float) -> None:
+def _refuse_renamed(labelled: LabelledRows, accuracy: float) -> None:
     if accuracy >= RENAMED:
         return
     from scipy.optimize import linear_sum_assignment
     from scipy.sparse import coo_matrix
 
-    truth, answer = evidence.truth, evidence.label[-1]
+    truth, answer = labelled.truth, labelled.label[-1]
     # Only classes that occur: with many thousands of classes the full table would be large.
     names_t, t = np.unique(truth, return_inverse=True)
     names_a, a = np.unique(answer, return_inverse=True)
@@ -166,16 +166,16 @@ def _refuse_renamed(evidence: LabelledRows, accuracy: float) -> None:
         )
 
 
-def row_keys(evidence: LabelledRows) -> NDArray[np.uint64]:
+def row_keys(labelled: LabelledRows) -> NDArray[np.uint64]:
     """A number for each row, from its label and its scores at all exits: the same row has it again tomorrow."""
-    score = np.ascontiguousarray(evidence.score.T)
-    keys = np.empty(len(evidence), np.uint64)
-    for i, (row, truth) in enumerate(zip(score, evidence.truth.tolist(), strict=True)):
+    score = np.ascontiguousarray(labelled.score.T)
+    keys = np.empty(len(labelled), np.uint64)
+    for i, (row, truth) in enumerate(zip(score, labelled.truth.tolist(), strict=True)):
         digest = hashlib.blake2b(row.tobytes() + truth.to_bytes(8, "little", signed=True), digest_size=8).digest()
         keys[i] = int.from_bytes(digest, "little")
     return keys
 
 
-def outcome_of(evidence: LabelledRows, point: OperatingPoint) -> Simulation:
+def outcome_of(labelled: LabelledRows, point: OperatingPoint) -> Simulation:
     """What the operating point does on these rows (see `simulate`)."""
-    return simulate(evidence, point, routing_layers=evidence.layers)
+    return simulate(labelled, point, routing_layers=labelled.layers)

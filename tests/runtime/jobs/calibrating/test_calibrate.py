@@ -1,6 +1,5 @@
 """The calibration job: what it promises holds on new rows, what it can't it says, and nothing half-done is left."""
 
-import importlib
 import json
 import math
 import os
@@ -21,14 +20,15 @@ from made_records import made_up, routed, saved
 from offramp.runtime import Cascade, InputError, OperatingPoint, sample
 from offramp.runtime.cli import main
 from offramp.runtime.jobs.bundles.time_model import TimeModel
-from offramp.runtime.jobs.calibrating.calibrate import CalibrationRefused, calibrate
-from offramp.runtime.jobs.calibrating.choose_points import choose_points
-from offramp.runtime.jobs.calibrating.history import read_version
+from offramp.runtime.jobs.calibrating.calibrate import calibrate
+from offramp.runtime.jobs.calibrating.choose_points import Asked, choose_points
+from offramp.runtime.jobs.calibrating.history import History, read_version
+from offramp.runtime.jobs.calibrating.result import CalibrationRefused
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs
 from offramp.runtime.jobs.data.expected import expected
 from offramp.runtime.jobs.data.labelled_rows import check_labels, labelled_rows
 from offramp.runtime.jobs.data.opened import own_logits
-from offramp.runtime.jobs.data.splits import split_rows
+from offramp.runtime.jobs.data.splits import split_labelled, split_rows
 from offramp.runtime.jobs.recording.record import record
 from offramp.runtime.points import full
 from offramp.runtime.simulate import simulate
@@ -57,10 +57,9 @@ def digits(sample_bundle, tmp_path_factory):
 MS = TimeModel.given([1, 2, 3, 4], 4)
 
 
-def points_of(records, **options):
-    evidence = labelled_rows(records)
-    points, _, unmet, _ = choose_points(evidence, split_rows(evidence.truth, 0), **options)
-    return points, unmet
+def points_of(records, times=None, **asked):
+    chosen = choose_points(split_labelled(labelled_rows(records), 0), Asked(**asked), times)
+    return chosen.points, chosen.unmet
 
 
 def test_parts_are_disjoint_complete_stratified_and_seeded():
@@ -162,7 +161,7 @@ def test_rows_with_no_label_decide_nothing_and_are_reported(tmp_path):
     assert result.provenance["labelled"] == 1700
     assert any("300 of 2000 rows are labelled −1" in note for note in result.notes)
     assert {line["rows"] for line in result.shifts if line["shift"] == "unlabelled"} == {300}
-    used = np.concatenate([result.evidence.rows[part] for part in (result.split.fit, result.split.certify)])
+    used = np.concatenate([result.rows.labelled.rows[part] for part in (result.split.fit, result.split.certify)])
     assert used.min() >= 300
 
 
@@ -375,17 +374,16 @@ def test_the_same_data_again_is_not_refused_and_gives_the_same(tmp_path):
 
 def test_two_at_once_lose_neither(tmp_path, monkeypatch):
     looked = threading.Barrier(2)
-    jobs = importlib.import_module("offramp.runtime.jobs.calibrating.calibrate")
-    current = jobs._current
+    in_force = History.in_force
 
-    def slowly(*arguments):
-        found = current(*arguments)
+    def slowly(home):
+        found = in_force(home)
         # Both have looked at the one in force, unless the second must wait for the first.
         with suppress(threading.BrokenBarrierError):
             looked.wait(0.5)
         return found
 
-    monkeypatch.setattr(jobs, "_current", slowly)
+    monkeypatch.setattr(History, "in_force", slowly)
     out = tmp_path / "o"
 
     def one(seed):

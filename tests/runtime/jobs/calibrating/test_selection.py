@@ -12,9 +12,9 @@ from offramp.runtime.points import full
 
 
 def selector(records, names, rows=None):
-    evidence = labelled_rows(records)
-    evidence = evidence if rows is None else evidence.take(rows)
-    return Selector(evidence, np.arange(len(evidence)) % 3 > 0, names)
+    labelled = labelled_rows(records)
+    labelled = labelled if rows is None else labelled.take(rows)
+    return Selector(labelled, np.arange(len(labelled)) % 3 > 0, names)
 
 
 def test_calibrated_logits_are_left_alone():
