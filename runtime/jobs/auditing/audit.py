@@ -1,12 +1,9 @@
 """The audit job: does a model's routing say more about its errors than its confidence does?"""
 
-import math
-from dataclasses import fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 from offramp.runtime.bundle import Manifest, read_bundle
@@ -14,6 +11,7 @@ from offramp.runtime.errors import InputError
 from offramp.runtime.files import check_new_folder, new_folder
 from offramp.runtime.jobs.auditing.evidence import Audit, audit
 from offramp.runtime.jobs.data.opened import Openable, open_records
+from offramp.runtime.jobs.plain_json import plain, to_json
 
 SCHEMA = "offramp-audit/1"
 AUDIT, PAGE = "audit.json", "audit.html"
@@ -99,8 +97,7 @@ def audit_bundle(
         "producer": f"offramp {metadata.version('offramp')}",
     }
     with new_folder(Path(out), marker=AUDIT, replace=overwrite, keep=opened.folder) as folder:
-        encoded = msgspec.json.format(msgspec.json.encode(document(found, about)), indent=1)
-        (folder / AUDIT).write_bytes(encoded + b"\n")
+        (folder / AUDIT).write_bytes(to_json(document(found, about)))
         (folder / PAGE).write_text(page(found, about), encoding="utf-8")
     return found
 
@@ -113,22 +110,10 @@ def document(found: Audit, about: dict[str, Any]) -> dict[str, Any]:
         "yes": found.yes,
         "verdict": found.verdict,
         "exits": [
-            {"exit": j, "missing": one.missing(), **_plain(one)}
+            {"exit": j, "missing": one.missing(), **plain(one)}
             for j, one in zip(found.numbers, found.exits, strict=True)
         ],
     }
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, tuple | list | np.ndarray):
-        return [_plain(each) for each in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def table(found: Audit) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
 from offramp.runtime.execution.stages import plan
 from offramp.runtime.jobs.bundles.timing import Timings, sizes_costing, time_parts, typical_sizes
+from offramp.runtime.points import open_exits
 from offramp.runtime.predictions import Records
 from offramp.runtime.thresholds import leave_at
 
@@ -48,10 +49,10 @@ class TimeModel:
             return 1e3 * timings.at(file, rows)
 
         @cache
-        def stages(open_exits: tuple[int, ...]) -> list[StageTime]:
+        def stages(asked: tuple[int, ...]) -> list[StageTime]:
             return [
                 StageTime(sum(end < stage.blocks[0] for end in ends) - 1, partial(measured_ms, stage.graph.file))
-                for stage in plan(manifest, open_exits)
+                for stage in plan(manifest, asked)
             ]
 
         all_open = tuple(range(len(ends)))
@@ -70,8 +71,8 @@ class TimeModel:
             )
         until = [*t.tolist(), 0.0]  # until[-1]: before the first exit
 
-        def stages(open_exits: tuple[int, ...]) -> list[StageTime]:
-            stops = sorted({*open_exits, exits - 1})
+        def stages(asked: tuple[int, ...]) -> list[StageTime]:
+            stops = sorted({*asked, exits - 1})
             return [
                 StageTime(before, partial(mul, until[stop] - until[before]))
                 for before, stop in zip([-1, *stops], stops, strict=False)
@@ -84,8 +85,7 @@ class TimeModel:
 
         score: (J, N) recorded. thresholds: one an exit; +inf closes it.
         """
-        open_exits = tuple(j for j, bar in enumerate(thresholds) if bar != np.inf)
-        return _ms(self.stages(open_exits), leave_at(score, thresholds), rows)
+        return _ms(self.stages(open_exits(thresholds)), leave_at(score, thresholds), rows)
 
 
 def _ms(stages: Iterable[StageTime], left: Ints, rows: float) -> float:

@@ -1,9 +1,8 @@
 """From targets to operating points: thresholds, a calibrator an exit, an abstention threshold, figures."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
-import numpy as np
 from offramp.runtime.arrays import Bools
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.bundles.time_model import TimeModel
@@ -21,6 +20,7 @@ from offramp.runtime.jobs.calibrating.targets import (
 from offramp.runtime.jobs.data.expected import Line, expected
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of
 from offramp.runtime.jobs.data.splits import SplitRows
+from offramp.runtime.jobs.plain_json import plain
 from offramp.runtime.points import FULL, OperatingPoint, full
 
 Progress = Callable[[int, int], None]
@@ -135,5 +135,4 @@ def _abstaining(
 
 
 def _tried(point: str, line: Tried) -> Line:
-    values = {key: (None if isinstance(v, float) and not np.isfinite(v) else v) for key, v in asdict(line).items()}
-    return {"point": point, **values, "exits": ",".join(map(str, line.exits))}
+    return {"point": point, **plain(line), "exits": ",".join(map(str, line.exits))}

@@ -9,8 +9,11 @@ from offramp.runtime import metrics
 from offramp.runtime.arrays import Floats
 from offramp.runtime.calibration_file import Calibration
 from offramp.runtime.jobs.calibrating.history import InForce
+from offramp.runtime.jobs.calibrating.promises import promised
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of
 from offramp.runtime.jobs.data.splits import SplitRows
+from offramp.runtime.jobs.plain_json import number
+from offramp.runtime.metrics.resampling import draw_counts
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.simulate import Simulation
 
@@ -106,7 +109,9 @@ def compare_points(
     common = [name for name in new if name in old]
     if len(labelled) < LEAST_ROWS or not common:
         return []
-    draws = _counts(len(labelled), seed)
+    draws = np.concatenate(
+        [counts.astype(np.float32) for counts in draw_counts(len(labelled), REPLICATES, np.random.default_rng(seed))]
+    )
     found: list[tuple[Compared, bool]] = []
     for name in common:
         if old[name] == new[name]:
@@ -120,13 +125,6 @@ def compare_points(
         Compared(**{**vars(one), "p_value": 1.0 if np.isnan(p) else float(p), "worse": bool(bad and p <= 0.05)})
         for (one, bad), p in zip(found, adjusted, strict=True)
     ]
-
-
-def _counts(rows: int, seed: int) -> Floats:
-    rng = np.random.default_rng(seed)
-    return np.stack([np.bincount(rng.integers(0, rows, rows), minlength=rows) for _ in range(REPLICATES)]).astype(
-        np.float32
-    )
 
 
 @dataclass(frozen=True)
@@ -144,11 +142,10 @@ class _Seen:
     def of(cls, point: OperatingPoint, labelled: LabelledRows, draws: Floats, seed: int) -> "_Seen":
         outcome: Simulation = outcome_of(labelled, point)
         right = outcome.label == labelled.truth
-        whole = float(labelled.flops[-1].mean()) or 1.0
         n = len(labelled)
         return cls(
             right=right.astype(np.float64),
-            cost=outcome.flops / whole,
+            cost=outcome.flops / labelled.full_flops,
             kept=(~outcome.abstain).astype(np.float64),
             wrong_kept=(~right & ~outcome.abstain).astype(np.float64),
             confce=n * metrics.confce_corr(outcome.confidence, right, seed=seed),
@@ -172,7 +169,7 @@ def _point(
     def line(figure: str, before: float, after: float, replicates: Floats, rising_is_worse: bool) -> Compared:
         known = replicates[~np.isnan(replicates)]
         if not len(known) or np.isnan(after - before):
-            return Compared(name, figure, n, _known(before), _known(after), 0.0, 0.0, 0.0, 1.0, False)
+            return Compared(name, figure, n, number(before), number(after), 0.0, 0.0, 0.0, 1.0, False)
         low, high = np.quantile(known, [0.025, 0.975])
         better = known <= 0 if rising_is_worse else known >= 0
         p = min(1.0, float(better.sum() + 1) / (len(known) + 1))
@@ -188,10 +185,9 @@ def _point(
     risk = line("risk", a.risk(), b.risk(), b.risk(draws) - a.risk(draws), rising_is_worse=True)
     confidence = line("n·ConfCE^corr", a.confce, b.confce, b.confce_draws - a.confce_draws, rising_is_worse=True)
     cheaper, costlier = cost.difference <= -COST, cost.difference >= COST
-    allowed = _allowed_drop(new)
     lost = float((labelled.correct[-1] - b.right).mean())
     lost_before = float((labelled.correct[-1] - a.right).mean())
-    promise = new.provenance.get("abstention", {}).get("risk")
+    allowed, promise = promised(new).drop, promised(new).risk
     kept_before = promise is None or not (a.risk() > promise)
     found = [
         (accuracy, accuracy.difference < 0 and (not cheaper or (same_target and allowed is None))),
@@ -204,16 +200,6 @@ def _point(
         # Within what was asked for, accuracy may be traded for FLOPs.
         found[0] = (accuracy, accuracy.difference < 0 and lost > allowed and lost > lost_before)
     return found
-
-
-def _allowed_drop(point: OperatingPoint) -> float | None:
-    target = point.provenance.get("target") or {}
-    allowed = target.get("drop", target.get("epsilon"))
-    return None if allowed is None else float(allowed)
-
-
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else value
 
 
 def refusals(compared: Sequence[Compared]) -> list[str]:

@@ -1,7 +1,5 @@
 """The numbers of a calibration report: tables of flat lines, all measured on test rows, JSON-able."""
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +11,9 @@ from offramp.runtime.arrays import Array, Ints
 from offramp.runtime.calibration import Calibrator, get
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.calibrating.result import Calibrated
-from offramp.runtime.jobs.data.expected import Line, expected, number
-from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of
+from offramp.runtime.jobs.data.expected import Line, expected
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows, evenly, outcome_of
+from offramp.runtime.jobs.plain_json import number
 from offramp.runtime.points import OperatingPoint
 
 REPORT, METRICS = "report.html", "metrics.json"
@@ -48,12 +47,11 @@ def metrics_of(result: Calibrated, groups: Subgroup | None = None) -> dict[str, 
     test, points, chooser = result.test, result.calibration.points, result.chosen.chooser
     right = test.correct
     best = metrics.oracle(right, test.flops)
-    whole = float(test.flops[-1].mean()) or 1.0
     return {
         "schema": "offramp-metrics/1",
         "version": result.calibration.version,
         "operating_points": result.points,
-        "oracle": {"accuracy": number(best.accuracy), "flops_fraction": number(best.cost / whole)},
+        "oracle": {"accuracy": number(best.accuracy), "flops_fraction": number(best.cost / test.full_flops)},
         "frontier": [
             {"flops_fraction": p.cost, "drop": p.drop, "rows": len(chooser.propose)} for p in chooser.frontier()
         ],
@@ -101,7 +99,7 @@ def exits_at(name: str, point: OperatingPoint, test: LabelledRows) -> list[Line]
     table = []
     for j in point.exits:
         reach, leave = np.flatnonzero(outcome.exit >= j), outcome.exit == j
-        calibrator: Calibrator = point.calibrators[j] if point.calibrators else get("identity")
+        calibrator = point.calibrator(j)
         line: Line = {
             "point": name,
             "exit": j,
@@ -118,10 +116,7 @@ def exits_at(name: str, point: OperatingPoint, test: LabelledRows) -> list[Line]
 
 
 def _calibration_of(calibrator: Calibrator, j: int, test: LabelledRows, reach: Ints) -> Line:
-    rows = reach
-    most = max(500, CLASSWISE_VALUES // test.classes)
-    if len(rows) > most:
-        rows = rows[np.unique(np.linspace(0, len(rows) - 1, most).astype(np.int64))]
+    rows = reach[classwise_rows(len(reach), test.classes)]
     z, y, aux = test.logits[j][rows], test.truth[rows], test.aux(j, rows)
     raw, label = test.score[j, rows], test.label[j, rows]
     right = label == y
@@ -150,6 +145,11 @@ def _calibration_of(calibrator: Calibrator, j: int, test: LabelledRows, reach: I
         if not suffix:
             line |= _by_class(p, y, label)
     return line
+
+
+def classwise_rows(rows: int, classes: int) -> Ints:
+    """Places of as many rows as tables and pictures by class may read."""
+    return evenly(rows, max(500, CLASSWISE_VALUES // classes))
 
 
 _BEFORE = ("ece", "n_confce_corr", "n_lince_cw", "mcs")
@@ -197,20 +197,3 @@ def subgroups(groups: Subgroup, points: Mapping[str, OperatingPoint], test: Labe
                 }
             )
     return table
-
-
-def to_json(found: Any) -> bytes:
-    """JSON without NaN or infinity (they become null), readable."""
-    return (json.dumps(_finite(found), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from offramp.runtime import metrics
-from offramp.runtime.calibration import get
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.bundles.inspect_page import readable
-from offramp.runtime.jobs.calibrating.report import METRICS, REPORT, Subgroup, metrics_of, to_json
+from offramp.runtime.jobs.calibrating.promises import promised
+from offramp.runtime.jobs.calibrating.report import METRICS, REPORT, Subgroup, classwise_rows, metrics_of
 from offramp.runtime.jobs.calibrating.result import Calibrated
-from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows, evenly, outcome_of
 from offramp.runtime.jobs.data.opened import ASSUMED
+from offramp.runtime.jobs.plain_json import to_json
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.scores import sigmoid
 
@@ -360,7 +360,7 @@ def _plots(result: Calibrated, found: Mapping[str, Any]) -> str:
         return "<p class='note'>Plots need matplotlib, which isn't installed: pip install \"offramp[jobs]\".</p>"
     test = result.test
     if len(test) > DRAWN_ROWS:
-        test = test.take(np.unique(np.linspace(0, len(test) - 1, DRAWN_ROWS).astype(np.int64)))
+        test = test.take(evenly(len(test), DRAWN_ROWS))
     # Names are a user's: no "$" in them may be taken for a formula. Ids that don't change from run to run.
     settings: Any = {"text.parse_math": False, "svg.hashsalt": "offramp", "font.size": 9.0}
     with mpl.rc_context(settings), warnings.catch_warnings():
@@ -394,8 +394,7 @@ def _cost_accuracy(result: Calibrated, found: Mapping[str, Any], test: LabelledR
 
     line = [r.thresholds for r in result.chosen.chooser.rules if r.family in ("full", "equal score")]
     curve = metrics.cost_accuracy(test.score, test.correct, test.flops, line)
-    whole = float(test.flops[-1].mean()) or 1.0
-    curve = metrics.CostAccuracy(curve.thresholds, curve.cost / whole, curve.accuracy)
+    curve = metrics.CostAccuracy(curve.thresholds, curve.cost / test.full_flops, curve.accuracy)
     ax = plots.cost_accuracy(curve, unit=f"{cost_name(found['provenance'])}, as a share of the full model's")
     best = found["oracle"]
     ax.plot(best["flops_fraction"], best["accuracy"], "*", color=plots.INK, markersize=11, label="oracle")
@@ -420,9 +419,8 @@ def _risk_coverage(points: Mapping[str, OperatingPoint], test: LabelledRows) -> 
     ax = plots.risk_coverage(curves)
     for place, (coverage, risk) in enumerate(marks):
         ax.plot(coverage, risk, "o", color=plots.WARM, label="answered (SGR)" if not place else None)
-    asked = {a["risk"] for p in points.values() if (a := p.provenance.get("abstention"))}
-    for risk in sorted(asked):
-        ax.axhline(risk, linestyle=":", color=plots.WARM, linewidth=1, label=f"promised {risk:.3g}")
+    for bound in sorted({most for point in points.values() if (most := promised(point).risk) is not None}):
+        ax.axhline(bound, linestyle=":", color=plots.WARM, linewidth=1, label=f"promised {bound:.3g}")
     ax.legend(loc="upper left", fontsize="small")
     return ax
 
@@ -432,9 +430,8 @@ def _by_class(result: Calibrated, test: LabelledRows) -> "Axes":
 
     point = next(iter(result.calibration.points.values()))
     last = test.exits - 1
-    rows = np.arange(min(len(test), max(500, (1 << 22) // test.classes)))
-    calibrator = point.calibrators[last] if point.calibrators else get("identity")
-    p = calibrator.apply(test.logits[last][rows], test.aux(last, rows))
+    rows = classwise_rows(len(test), test.classes)
+    p = point.calibrator(last).apply(test.logits[last][rows], test.aux(last, rows))
     ax = plots.cwmcs_by_class(p, test.truth[rows], classes=result.classes, by="predicted")
     ax.set_title(f"last exit at {point.name}, + over-confident")
     return ax

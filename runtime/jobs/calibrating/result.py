@@ -9,7 +9,8 @@ from offramp.runtime.calibration_file import Calibration
 from offramp.runtime.errors import OfframpError
 from offramp.runtime.jobs.calibrating.choose_points import Chosen
 from offramp.runtime.jobs.calibrating.comparison import Comparison
-from offramp.runtime.jobs.calibrating.shift import Elsewhere, held
+from offramp.runtime.jobs.calibrating.promises import held
+from offramp.runtime.jobs.calibrating.shift import Elsewhere
 from offramp.runtime.jobs.data.expected import Line, flat
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows
 from offramp.runtime.jobs.data.splits import Split, SplitRows
@@ -55,7 +56,7 @@ class Calibrated:
 
     @property
     def promises(self) -> list[Line]:
-        """A line a promise, against what the test rows showed (see `shift.held`)."""
+        """A line a promise, against what the test rows showed (see `held`)."""
         points = self.calibration.points
         return [
             {"point": name, **promise}

@@ -18,6 +18,8 @@ from offramp.runtime.calibration import Calibrator
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows
 from offramp.runtime.metrics.bins import default_bins, quantile_sizes, stable_order
+from offramp.runtime.metrics.resampling import draw_counts
+from offramp.runtime.points import open_exits
 from offramp.runtime.thresholds import leave_at
 
 # Simplest first: a draw goes to the earlier. The first five need no logits at serving time, only the score.
@@ -91,8 +93,7 @@ class Selector:
         exits = self.propose.exits
         chosen: list[Calibrator] = [calibration.get("identity") for _ in range(exits)]
         tried: list[Tried] = []
-        used = [j for j in range(exits) if thresholds[j] != np.inf]
-        for group in pooled(left, used):
+        for group in pooled(left, open_exits(thresholds)):
             rows = [np.flatnonzero(left >= j) for j in group]
             if sum(map(len, rows)) < LEAST_ROWS or (len(self.names) == 1 and self.names[0] == "identity"):
                 continue
@@ -241,7 +242,7 @@ class _Judge:
         draws = np.random.default_rng(seed + 1)
         names, place = np.unique(rows, return_inverse=True)
         n = len(names)
-        counts = np.stack([np.bincount(draws.integers(0, n, n), minlength=n) for _ in range(REPLICATES)])
+        counts = np.concatenate(list(draw_counts(n, REPLICATES, draws)))
         self._counts = counts[:, place]
         self._group = draws.permutation(n)[place] % min(GROUPS, n)
 

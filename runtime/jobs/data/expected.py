@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from offramp.runtime.arrays import Bools, Floats
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of
+from offramp.runtime.jobs.plain_json import number
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.simulate import Simulation
 
@@ -47,9 +48,7 @@ def expected(labelled: LabelledRows, point: OperatingPoint, outcome: Simulation 
     n = len(labelled)
     right: Bools = outcome.label == labelled.truth
     kept = ~outcome.abstain
-    whole = labelled.flops[-1].astype(np.float64)
-    mean = float(whole.mean()) if n else float("nan")
-    spent = outcome.flops / (mean or 1.0)
+    spent = outcome.flops / labelled.full_flops
     drop = labelled.correct[-1].astype(np.float64) - right
     wrong = int((~right[kept]).sum())
     return {
@@ -69,12 +68,6 @@ def expected(labelled: LabelledRows, point: OperatingPoint, outcome: Simulation 
             "risk": wilson(wrong, int(kept.sum())),
         },
     }
-
-
-def number(value: Any) -> float | None:
-    """A finite float, or None: JSON has neither NaN nor infinity."""
-    value = float(value)
-    return value if math.isfinite(value) else None
 
 
 def flat(figures: Mapping[str, Any]) -> Line:

@@ -61,6 +61,11 @@ class LabelledRows:
     def exits(self) -> int:
         return len(self.logits)
 
+    @property
+    def full_flops(self) -> float:
+        """Mean FLOPs of running to the end, of which shares are taken: 1 where that's free, NaN without rows."""
+        return (float(self.flops[-1].mean()) or 1.0) if len(self) else float("nan")
+
     def take(self, at: Ints) -> "LabelledRows":
         """Some of these rows, by their place here."""
         return LabelledRows(
@@ -164,6 +169,11 @@ def _refuse_renamed(labelled: LabelledRows, accuracy: float) -> None:
             f"renamed (rows labelled {names_t[rows[moved]]} are answered {names_a[columns[moved]]}): the labels "
             "count the classes in another order than the model's columns."
         )
+
+
+def evenly(rows: int, most: int) -> Ints:
+    """At most so many places among the rows, evenly spread."""
+    return np.arange(rows) if rows <= most else np.unique(np.linspace(0, rows - 1, most).astype(np.int64))
 
 
 def row_keys(labelled: LabelledRows) -> NDArray[np.uint64]:
