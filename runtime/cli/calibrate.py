@@ -14,7 +14,7 @@ from offramp.runtime.cli.options import below_one, fraction, seed
 from offramp.runtime.cli.progress import bar
 from offramp.runtime.errors import InputError
 from offramp.runtime.files import write_atomically
-from offramp.runtime.jobs.bundles.time_model import measure
+from offramp.runtime.jobs.bundles.time_model import measure_times
 from offramp.runtime.jobs.calibrating.calibrate import calibrate
 from offramp.runtime.jobs.calibrating.report import REPORT
 from offramp.runtime.jobs.calibrating.result import Calibrated, CalibrationRefused
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
     times = args.exit_ms
     if times is None and bundle is not None and not args.no_times:
         # Costs that were counted say nothing of how large a row is.
-        times = measure(bundle, None if args.logits else opened.records)
+        times = measure_times(bundle, None if args.logits else opened.records)
     try:
         with bar("calibrating") as progress:
             result = calibrate(

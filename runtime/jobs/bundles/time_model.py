@@ -92,7 +92,7 @@ def _ms(stages: Iterable[StageTime], left: Ints, rows: float) -> float:
     return sum(stage.ms(float((left > stage.after).mean()) * rows) for stage in stages)
 
 
-def measure(bundle: str | Path, records: Records | None = None) -> TimeModel:
+def measure_times(bundle: str | Path, records: Records | None = None) -> TimeModel:
     """The time model of a bundle's graphs for one row by itself on this machine; takes some five seconds.
 
     records: the row is as large as theirs are on average, by their FLOPs; else as the bundle was verified.

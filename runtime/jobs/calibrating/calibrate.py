@@ -24,7 +24,7 @@ from offramp.runtime.bundle import read_bundle
 from offramp.runtime.calibration_file import Calibration, encode_calibration
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.auditing.audit import audit_records
-from offramp.runtime.jobs.bundles.time_model import TimeModel, measure
+from offramp.runtime.jobs.bundles.time_model import TimeModel, measure_times
 from offramp.runtime.jobs.calibrating.choose_points import Asked, Progress, choose_points
 from offramp.runtime.jobs.calibrating.comparison import compare
 from offramp.runtime.jobs.calibrating.history import History
@@ -168,7 +168,7 @@ def _time_model(
     if times is not None:
         return TimeModel.given(times, len(opened.records.logits))
     if home.manifest is not None and any(isinstance(target, MaxMs) for target in asked.targets):
-        return measure(home.path, opened.records)
+        return measure_times(home.path, opened.records)
     return None
 
 

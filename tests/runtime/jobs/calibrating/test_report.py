@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from made_records import made_up
 from offramp.runtime import metrics
-from offramp.runtime.jobs.calibrating.calibrate import calibrate
-from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, MaxDrop
+from offramp.runtime.jobs import AbstainRisk, Budget, MaxDrop, calibrate
 
 ODD = "<b>$x_1$ & “ünï” 中文"
 
