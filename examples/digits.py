@@ -17,9 +17,7 @@ import torch
 from offramp.export import export_bundle
 from offramp.runtime import Cascade
 from offramp.runtime.cli.calibrate import table
-from offramp.runtime.jobs.calibrating.calibrate import calibrate
-from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget
-from offramp.runtime.jobs.recording.record import record
+from offramp.runtime.jobs import AbstainRisk, Budget, calibrate, record
 from sklearn.datasets import load_digits
 from torch import nn
 

@@ -152,6 +152,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         verified = (self.verified.get("sizes") or [{}])[0]
         return {axis: int(verified.get(axis, 32)) for axis in self.axes[1:]}
 
+    @property
+    def routing_seen(self) -> tuple[tuple[int, ...], ...]:
+        """For each exit, the rows of `routing` that are of layers in front of it."""
+        return tuple(tuple(self.routing.index(name) for name in e.routing) for e in self.exits)
+
 
 @dataclass(frozen=True)
 class Bundle:

@@ -240,6 +240,7 @@ class Cascade:
             routing=stack(self.manifest.routing) if self.manifest.routing else None,
             external=per_exit([e.external for e in exits]),
             reservation=per_exit([e.reservation for e in exits]),
+            routing_seen=self.manifest.routing_seen if self.manifest.routing else None,
         )
 
     def run_graph(self, graph: Block | Segment, state: Mapping[str, Any], outputs: Sequence[str]) -> Arrays:

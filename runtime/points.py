@@ -1,11 +1,11 @@
 """Operating points: rules for leaving and abstaining."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from offramp.runtime.calibration import Calibrator
+from offramp.runtime.calibration import Calibrator, get
 from offramp.runtime.errors import InputError
 
 FULL = "full"
@@ -68,7 +68,16 @@ class OperatingPoint:
     @property
     def exits(self) -> tuple[int, ...]:
         """The exits that are switched on."""
-        return tuple(j for j, t in enumerate(self.thresholds) if t != math.inf)
+        return open_exits(self.thresholds)
+
+    def calibrator(self, exit: int) -> Calibrator:
+        """The exit's calibrator; the identity where none was fitted."""
+        return self.calibrators[exit] if self.calibrators else get("identity")
+
+
+def open_exits(thresholds: Sequence[float]) -> tuple[int, ...]:
+    """The exits that thresholds leave switched on: all but those at +inf."""
+    return tuple(j for j, t in enumerate(thresholds) if t != math.inf)
 
 
 def full(exits: int) -> OperatingPoint:

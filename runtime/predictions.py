@@ -72,8 +72,9 @@ class Records:
     logits: (J, N, C), one array or one (N, C) an exit.
     score: float32 (J, N) and label: int64 (J, N), as the cascade's gates saw them.
     flops: int64 (J, N), cumulative: what a row costs that leaves at exit j.
-    features: one array an exit (N, …), or None. routing: (L, N), or None. external, reservation: (J, N), or None.
-    labels: int64 (N,) true labels, -1 where unknown, or None.
+    features: one array an exit (N, …), or None. external, reservation: (J, N), or None.
+    routing: (L, N), or None. routing_seen: for each exit, the rows of it that are of layers the exit has seen.
+    truth: int64 (N,) true labels, -1 where unknown, or None.
     """
 
     logits: NDArray[Any] | tuple[NDArray[Any], ...]
@@ -84,7 +85,8 @@ class Records:
     routing: NDArray[Any] | None = None
     external: NDArray[Any] | None = None
     reservation: NDArray[Any] | None = None
-    labels: NDArray[np.int64] | None = None
+    truth: NDArray[np.int64] | None = None
+    routing_seen: tuple[tuple[int, ...], ...] | None = None
 
     def __len__(self) -> int:
         return int(self.score.shape[1])

@@ -144,8 +144,8 @@ def _pieces(part: Records) -> Iterator[tuple[str, NDArray[Any], int]]:
             yield f"reservation_{j}", part.reservation[j], 0
     if part.routing is not None:
         yield "routing", part.routing, 1
-    if part.labels is not None:
-        yield "labels", part.labels, 0
+    if part.truth is not None:
+        yield "labels", part.truth, 0
 
 
 def read_index(folder: str | Path) -> Index:
@@ -200,5 +200,6 @@ def read_arrays(root: Path, index: Index) -> Records:
         routing=load("routing", (index.routing, rows), "f") if index.routing else None,
         external=stack("external", "f") if index.external else None,
         reservation=stack("reservation", "f") if index.reservation else None,
-        labels=load("labels", (rows,), "i") if index.labelled else None,
+        truth=load("labels", (rows,), "i") if index.labelled else None,
+        routing_seen=tuple(map(tuple, index.routing_seen)) if index.routing and index.routing_seen else None,
     )

@@ -14,12 +14,14 @@ from offramp.runtime.cli.options import below_one, fraction, seed
 from offramp.runtime.cli.progress import bar
 from offramp.runtime.errors import InputError
 from offramp.runtime.files import write_atomically
-from offramp.runtime.jobs.calibrating.calibrate import Calibrated, CalibrationRefused, calibrate, exit_times
+from offramp.runtime.jobs.bundles.time_model import measure_times
+from offramp.runtime.jobs.calibrating.calibrate import calibrate
 from offramp.runtime.jobs.calibrating.report import REPORT
-from offramp.runtime.jobs.calibrating.source import Source, own_logits
+from offramp.runtime.jobs.calibrating.result import Calibrated, CalibrationRefused
 from offramp.runtime.jobs.calibrating.targets import DEFAULT, AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, Target
+from offramp.runtime.jobs.data.opened import OpenedRecords, open_records, own_logits
 from offramp.runtime.points import OperatingPoint
-from offramp.runtime.records import INDEX, read_records
+from offramp.runtime.records import INDEX
 
 REFUSED = 3
 
@@ -123,16 +125,17 @@ def _shift(text: str) -> tuple[str, Path]:
 
 def run(args: argparse.Namespace) -> int:
     targets, abstain = targets_of(args), _abstain(args)
-    bundle, records = _sources(args)
-    assumed = records.notes if isinstance(records, Source) else ()
+    bundle, opened = _opened(args)
+    assumed = opened.notes
     times = args.exit_ms
     if times is None and bundle is not None and not args.no_times:
-        times = exit_times(bundle, read_records(args.records) if args.records is not None else None)
+        # Costs that were counted say nothing of how large a row is.
+        times = measure_times(bundle, None if args.logits else opened.records)
     try:
         with bar("calibrating") as progress:
             result = calibrate(
                 bundle,
-                records,
+                opened,
                 targets=targets,
                 abstain=abstain,
                 calibrators=args.calibrator,
@@ -169,22 +172,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _sources(args: argparse.Namespace) -> tuple[Path | None, Path | Source]:
+def _opened(args: argparse.Namespace) -> tuple[Path | None, OpenedRecords]:
     """The bundle, if any, and the records or own logits."""
-    bundle, records = args.bundle, args.records
+    bundle, folder = args.bundle, args.records
     if args.logits:
-        if records is not None:
+        if folder is not None:
             raise InputError("records: give a folder of records or --logits, not both.")
         if args.labels is None:
             raise InputError("--labels is missing: calibration needs the true class of each row of --logits.")
-        records = own_logits(args.logits, args.labels, args.flops)
-    elif records is None and bundle is not None and ((bundle / INDEX).exists() or not (bundle / MANIFEST).exists()):
-        bundle, records = None, bundle  # one folder, and it isn't a bundle
-    if records is None:
+    elif folder is None and bundle is not None and ((bundle / INDEX).exists() or not (bundle / MANIFEST).exists()):
+        bundle, folder = None, bundle  # one folder, and it isn't a bundle
+    if folder is None and not args.logits:
         raise InputError("records are missing: a folder written by `offramp record`, or --logits and --labels.")
     if bundle is None and args.out is None:
         raise InputError("--out is missing: without a bundle, name a folder for the calibration.")
-    return bundle, records
+    return bundle, own_logits(args.logits, args.labels, args.flops) if args.logits else open_records(folder)
 
 
 def targets_of(args: argparse.Namespace) -> Sequence[Target]:

@@ -9,7 +9,7 @@ from offramp.runtime.cli.options import add_runtime, add_sizes, sizes_of
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.bundles.repack import choose_exits, describe, kept_exits, loses_promises, repack
 from offramp.runtime.jobs.bundles.timing import time_parts
-from offramp.runtime.records import read_index, read_records
+from offramp.runtime.jobs.data.opened import open_records
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,12 +39,10 @@ def run(args: argparse.Namespace) -> int:
     records, exits = None, args.exits
     with Cascade.load(args.bundle, args.device, threads=args.threads) as cascade:
         if args.records is not None:
-            if read_index(args.records).manifest != cascade.manifest.digest:
-                raise InputError(f"{args.records}: recorded from another bundle than {args.bundle}. Record again.")
-            records = read_records(args.records)
+            records = open_records(args.records, cascade.manifest)
         if args.auto and records is not None:
             timings = time_parts(cascade, sizes_of(args, cascade.manifest))
-            choices = choose_exits(cascade.manifest, cascade.calibration.points, records, timings)
+            choices = choose_exits(cascade.manifest, cascade.calibration.points, records.records, timings)
             print(describe(choices))
             exits = choices[0].exits
         kept = kept_exits(cascade.manifest, exits)

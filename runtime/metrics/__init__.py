@@ -82,7 +82,14 @@ from offramp.runtime.metrics.selective import (
     risk_coverage,
 )
 from offramp.runtime.metrics.smooth import SmoothReliability, smooth_ece, smooth_reliability
-from offramp.runtime.metrics.truthful import confce, confce_corr, confece, lince, lince_classwise
+from offramp.runtime.metrics.truthful import (
+    confce,
+    confce_corr,
+    confce_corr_resampled,
+    confece,
+    lince,
+    lince_classwise,
+)
 
 __all__ = [
     "By",
@@ -117,6 +124,7 @@ __all__ = [
     "compare",
     "confce",
     "confce_corr",
+    "confce_corr_resampled",
     "confece",
     "cost_accuracy",
     "cw_ece",

@@ -79,9 +79,8 @@ def _check(replicates: int, confidence: float, seed: int) -> None:
     arrays.seed(seed)
 
 
-def _draw_counts(rows: int, replicates: int, seed: int) -> Iterator[Floats]:
-    """How often each row is drawn, in pieces (r, rows)."""
-    random = np.random.default_rng(seed)
+def draw_counts(rows: int, replicates: int, random: np.random.Generator) -> Iterator[Floats]:
+    """How often each row is drawn in each of the resamples, in pieces (r, rows) that fit in memory."""
     piece = max(1, DRAWN_VALUES // max(1, rows))
     for start in range(0, replicates, piece):
         size = min(piece, replicates - start)
@@ -106,7 +105,9 @@ def _draws(
         ready: Resampled = prepare(*data, **options)
         # Rows that the metric leaves out itself (label −1) would shift the draws of a paired comparison.
         if ready.rows == rows:
-            return np.concatenate([ready.many(counts) for counts in _draw_counts(rows, replicates, seed)])
+            return np.concatenate(
+                [ready.many(counts) for counts in draw_counts(rows, replicates, np.random.default_rng(seed))]
+            )
     random = np.random.default_rng(seed)
     values = []
     for _ in range(replicates):

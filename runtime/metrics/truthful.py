@@ -175,6 +175,44 @@ def confce_corr(
     return (squares + correction) / rows.mass**2
 
 
+def confce_corr_resampled(
+    probabilities: ArrayLike,
+    labels: ArrayLike,
+    counts: ArrayLike,
+    bins: int | None = None,
+    *,
+    seed: int | None = None,
+) -> Floats:
+    """(R,) n·ConfCE^corr on R resamples of n rows, in the quantile bins of all n; ≥ 0, NaN without rows.
+
+    counts: (R, n) ≥ 0, how often a resample has each row. labels: as in `confce_corr`, none of them −1.
+    [Σ_B(Σ k(c − t))² + Σ k(1 − t)] / n: a row that was drawn k times is k rows that happen to be equal, and with all
+    counts 1 the value is n·confce_corr at the same bins and seed. Bins that moved with the resample would make two
+    calibrators' values on it incomparable.
+    """
+    rows = pairs(probabilities, labels)
+    k = np.asarray(counts)
+    if k.ndim != 2 or k.shape[1] != len(rows):
+        raise InputError(f"counts: expected shape (resamples, {len(rows)}), one a row, got {k.shape}.")
+    if not len(rows):
+        return np.full(len(k), NAN)
+    shuffled = _shuffled(len(rows), seed)
+    number, m = assign(rows.confidence[shuffled], bins, "quantile")
+    order = shuffled[np.argsort(number, kind="stable")]
+    sizes = np.bincount(number, minlength=m)
+    # reduceat would give an empty bin its neighbour's first row.
+    starts = (np.cumsum(sizes) - sizes)[sizes > 0]
+    gap, wrong = rows.residual[order], (~rows.correct)[order].astype(np.float64)
+
+    def work(block: slice) -> Floats:
+        drawn = k[block][:, order].astype(np.float64)
+        sums = np.add.reduceat(drawn * gap, starts, axis=1)
+        return np.asarray((sums**2).sum(axis=1) + drawn @ wrong)
+
+    blocks = arrays.for_each_block(work, len(k), len(rows), COLUMN_VALUES)
+    return np.concatenate([np.zeros(0), *blocks]) / len(rows)
+
+
 def confece(
     probabilities: ArrayLike,
     labels: ArrayLike,

@@ -148,7 +148,7 @@ def test_every_kind_of_text_file_gives_the_same_records(texts, text_data, tmp_pa
     for j in range(3):
         np.testing.assert_allclose(got.logits[j], expected.logits[j], atol=1e-4)
     assert (got.label == expected.label).all()
-    assert (got.labels is None) if labels is None else (got.labels.tolist() == labels)
+    assert (got.truth is None) if labels is None else (got.truth.tolist() == labels)
     assert got.flops[-1, 2] < got.flops[-1, 0] < expected.flops[-1, 0], "a row costs what it costs alone"
 
 
@@ -173,7 +173,7 @@ def test_pictures_in_folders_or_by_path_are_recorded(pictures, tmp_path):
         expected = cascade.record(cascade.preprocess([folder / p for p in paths]))
         for data in (folder, tmp_path / "list.csv"):
             got = read_records(record(cascade, data, tmp_path / "r", overwrite=True))
-            assert got.labels.tolist() == [0, 0, 2]
+            assert got.truth.tolist() == [0, 0, 2]
             np.testing.assert_array_equal(got.logits[1], expected.logits[1])
         (folder / "owl" / "0.png").write_bytes(b"no picture")
         with pytest.raises(InputError, match=r"d: row 2 \(.*0\.png\): can't be read"):

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 from offramp.runtime import Cascade, OperatingPoint
-from offramp.runtime.jobs.calibrating.calibrate import calibrate
-from offramp.runtime.jobs.calibrating.targets import Budget
-from offramp.runtime.jobs.recording.record import record
+from offramp.runtime.jobs import Budget, calibrate, record
 
 TOLERANCE = 5e-4
 

@@ -44,7 +44,7 @@ def test_raw_intents_are_recorded_as_their_tokens_are(text_bundle, clinc_test, s
         (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
         got = read_records(record(cascade, tmp_path / "d.jsonl", tmp_path / "r"))
         expected = cascade.record(inputs)
-    assert (got.labels == clinc_test["labels"][:ROWS]).all()
+    assert (got.truth == clinc_test["labels"][:ROWS]).all()
     for j in range(6):
         assert np.abs(got.logits[j] - expected.logits[j]).max() < 1e-3
     assert got.flops.mean() < 0.5 * expected.flops.mean(), "no row pays for the longest one's padding"
@@ -85,7 +85,7 @@ def test_the_audit_reproduces_the_golden_gaps(shared, golden, tmp_path):
     score = np.stack([scores.log_odds(each) for each in z]).astype(np.float32)
     writer = RecordsWriter(tmp_path, index)
     flops = np.ones(score.shape, np.int64)
-    writer.append(Records(logits=z, score=score, label=z.argmax(axis=2), flops=flops, routing=h, labels=y))
+    writer.append(Records(logits=z, score=score, label=z.argmax(axis=2), flops=flops, routing=h, truth=y))
     writer.close()
     check(audit_records(tmp_path, permutations=500, replicates=500), golden)
 

@@ -1,27 +1,24 @@
 """The audit job: does a model's routing say more about its errors than its confidence does?"""
 
-import math
-from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 from offramp.runtime.bundle import Manifest, read_bundle
 from offramp.runtime.errors import InputError
 from offramp.runtime.files import check_new_folder, new_folder
 from offramp.runtime.jobs.auditing.evidence import Audit, audit
-from offramp.runtime.records import Index, read_index, read_records
+from offramp.runtime.jobs.data.opened import Openable, open_records
+from offramp.runtime.jobs.plain_json import plain, to_json
 
 SCHEMA = "offramp-audit/1"
 AUDIT, PAGE = "audit.json", "audit.html"
 
 
 def audit_records(
-    folder: str | Path,
+    records: Openable,
     *,
     manifest: Manifest | None = None,
     rows: ArrayLike | None = None,
@@ -32,33 +29,35 @@ def audit_records(
 ) -> Audit:
     """Audit every exit that has seen routing, on recorded data (methods.md section 7).
 
-    manifest: of the bundle that was recorded, if the records are too old to say which routing layers each
-        exit has seen. rows: numbers of the rows to look at, all by default, so that a job that reports on
-        test rows can keep them out. The rest as in `metrics.audit.audit`; rows without a label are left out.
+    records: a folder, opened records, or records in memory. manifest: of the bundle they must be of, which also
+        says what records that are too old leave out (see `open_records`). rows: numbers of the rows to look at,
+        all by default, so that a job that reports on test rows can keep them out. The rest as in
+        `evidence.audit`; rows without a label are left out.
     Time grows with the square of the rows: half a minute for 10,000 rows at three exits.
-    Raises InputError if the records have no routing outputs, or no labels.
+    Raises InputError if the records have no routing outputs or no labels, or don't say which exit has seen which
+    routing.
     """
-    index = read_index(folder)
-    if not index.routing:
+    opened = open_records(records, manifest)
+    given = opened.records
+    if given.routing is None:
         raise InputError(
-            f"{folder}: these records have no routing outputs, so there is nothing to audit. "
+            f"{opened.name}: these records have no routing outputs, so there is nothing to audit. "
             "The audit is for models whose export names routing entropies (Attention Residuals)."
         )
-    if not index.labelled:
+    if given.truth is None:
         raise InputError(
-            f"{folder}: these records have no labels, and the audit is about errors. Record labelled data."
+            f"{opened.name}: these records have no labels, and the audit is about errors. Record labelled data."
         )
-    seen = routing_seen(index, manifest, folder)
+    if given.routing_seen is None:
+        raise InputError(f"{opened.name}: routing_seen doesn't say which exit has seen which routing. Record again.")
+    seen = given.routing_seen
     numbers = [j for j, layers in enumerate(seen) if layers]
-    records = read_records(folder)
-    assert records.routing is not None
-    assert records.labels is not None
-    chosen = np.arange(index.rows) if rows is None else np.asarray(rows)
-    routing = np.asarray(records.routing[:, chosen])
+    chosen = np.arange(len(given)) if rows is None else np.asarray(rows)
+    routing = np.asarray(given.routing[:, chosen])
     return audit(
-        [np.asarray(records.logits[j][chosen]) for j in numbers],
-        records.labels[chosen],
-        [routing[seen[j]] for j in numbers],
+        [np.asarray(given.logits[j][chosen]) for j in numbers],
+        given.truth[chosen],
+        [routing[list(seen[j])] for j in numbers],
         numbers=numbers,
         permutations=permutations,
         replicates=replicates,
@@ -67,21 +66,9 @@ def audit_records(
     )
 
 
-def routing_seen(index: Index, manifest: Manifest | None, where: str | Path) -> Sequence[Sequence[int]]:
-    """For each exit, the rows of the recorded routing that are of layers it has seen."""
-    seen = index.routing_seen
-    if seen is None:
-        if manifest is None or manifest.digest != index.manifest:
-            raise InputError(f"{where}: records.json doesn't say which exit has seen which routing. Record again.")
-        seen = [[manifest.routing.index(name) for name in e.routing] for e in manifest.exits]
-    if len(seen) != index.exits or any(not 0 <= k < index.routing for layers in seen for k in layers):
-        raise InputError(f"{where}: routing_seen in records.json doesn't fit its {index.routing} layers. Record again.")
-    return seen
-
-
 def audit_bundle(
     bundle: str | Path,
-    records: str | Path,
+    records: Openable,
     out: str | Path,
     *,
     overwrite: bool = False,
@@ -96,24 +83,21 @@ def audit_bundle(
     """
     from offramp.runtime.jobs.auditing.page import page  # plots: nothing that only asks for the verdict needs them
 
-    check_new_folder(Path(out), marker=AUDIT, replace=overwrite, keep=Path(records))
     manifest = read_bundle(bundle).manifest
-    index = read_index(records)
-    if index.manifest != manifest.digest:
-        raise InputError(f"{records}: recorded from another bundle than {bundle}. Record again with this one.")
-    options = {"permutations": permutations, "replicates": replicates, "seeds": seeds, "seed": seed}
-    found = audit_records(records, manifest=manifest, **options)
+    opened = open_records(records, manifest)
+    check_new_folder(Path(out), marker=AUDIT, replace=overwrite, keep=opened.folder)
+    options: dict[str, Any] = {"permutations": permutations, "replicates": replicates, "seeds": seeds, "seed": seed}
+    found = audit_records(opened, **options)
     about = {
         "model": f"{manifest.name} {manifest.version}",
         "bundle": manifest.digest,
-        "records": str(records),
-        "rows": index.rows,
+        "records": opened.name,
+        "rows": len(opened.records),
         **options,
         "producer": f"offramp {metadata.version('offramp')}",
     }
-    with new_folder(Path(out), marker=AUDIT, replace=overwrite, keep=Path(records)) as folder:
-        encoded = msgspec.json.format(msgspec.json.encode(document(found, about)), indent=1)
-        (folder / AUDIT).write_bytes(encoded + b"\n")
+    with new_folder(Path(out), marker=AUDIT, replace=overwrite, keep=opened.folder) as folder:
+        (folder / AUDIT).write_bytes(to_json(document(found, about)))
         (folder / PAGE).write_text(page(found, about), encoding="utf-8")
     return found
 
@@ -126,22 +110,10 @@ def document(found: Audit, about: dict[str, Any]) -> dict[str, Any]:
         "yes": found.yes,
         "verdict": found.verdict,
         "exits": [
-            {"exit": j, "missing": one.missing(), **_plain(one)}
+            {"exit": j, "missing": one.missing(), **plain(one)}
             for j, one in zip(found.numbers, found.exits, strict=True)
         ],
     }
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, tuple | list | np.ndarray):
-        return [_plain(each) for each in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def table(found: Audit) -> list[dict[str, Any]]:

@@ -19,13 +19,14 @@ from offramp.runtime.calibration_file import Calibration, read_calibration, writ
 from offramp.runtime.errors import InputError
 from offramp.runtime.execution.stages import plan
 from offramp.runtime.files import new_folder, seal, sha256_of_file
+from offramp.runtime.jobs.bundles.time_model import TimeModel
 from offramp.runtime.jobs.bundles.timing import Timings
-from offramp.runtime.jobs.calibrating.expected import expected
-from offramp.runtime.jobs.calibrating.labelled_rows import labelled_rows
-from offramp.runtime.jobs.calibrating.splits import split_rows
+from offramp.runtime.jobs.data.expected import expected
+from offramp.runtime.jobs.data.labelled_rows import labelled_rows
+from offramp.runtime.jobs.data.opened import Openable, open_records
+from offramp.runtime.jobs.data.splits import split_labelled
 from offramp.runtime.points import FULL, OperatingPoint
 from offramp.runtime.predictions import Records
-from offramp.runtime.simulate import simulate
 
 # With more exits than this, sets are searched by leaving out one exit after the other.
 _MOST_EXITS_FOR_ALL_SETS = 10
@@ -38,7 +39,7 @@ def repack(
     out: str | Path,
     exits: Sequence[int],
     *,
-    records: Records | None = None,
+    records: Openable | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Write a bundle that keeps only some exits. The last exit always stays.
@@ -49,6 +50,7 @@ def repack(
     """
     opened = read_bundle(bundle)
     manifest = opened.manifest
+    given = None if records is None else open_records(records, manifest).records
     kept = kept_exits(manifest, exits)
     stages = plan(manifest, kept)
     if len(stages) != len(kept):
@@ -66,11 +68,7 @@ def repack(
         (folder / MANIFEST).write_bytes(seal(document))
         new = read_bundle(folder)
         if (opened.path / CALIBRATION).exists():
-            layers = [len(manifest.exits[j].routing) for j in kept]
-            points = {
-                name: _fewer(point, kept, manifest.digest, records, layers)
-                for name, point in calibration.points.items()
-            }
+            points = {name: _fewer(point, kept, manifest.digest, given) for name, point in calibration.points.items()}
             write_calibration(
                 folder,
                 new.manifest,
@@ -135,9 +133,7 @@ def loses_promises(point: OperatingPoint, kept: Sequence[int]) -> bool:
     return any(j not in kept for j in point.exits)
 
 
-def _fewer(
-    point: OperatingPoint, kept: list[int], origin: str, records: Records | None, layers: list[int]
-) -> OperatingPoint:
+def _fewer(point: OperatingPoint, kept: list[int], origin: str, records: Records | None) -> OperatingPoint:
     thresholds = tuple(point.thresholds[j] for j in kept)
     provenance = {**point.provenance, "repacked_from": origin, "exits_kept": kept}
     if loses_promises(point, kept):  # what was promised and met was so with exits that are gone
@@ -149,12 +145,10 @@ def _fewer(
         expected={},
         provenance=provenance,
     )
-    if records is None or records.labels is None:
+    if records is None or records.truth is None:
         return new
-    evidence = labelled_rows(_only(records, kept), layers)
-    evidence = evidence.take(np.flatnonzero(evidence.truth >= 0))
-    test = split_rows(evidence.truth, int(point.provenance.get("seed", 0))).test
-    return replace(new, expected=expected(evidence.take(test), new))
+    rows = split_labelled(labelled_rows(_only(records, kept)), int(point.provenance.get("seed", 0)))
+    return replace(new, expected=expected(rows.test, new))
 
 
 def _only(records: Records, kept: list[int]) -> Records:
@@ -170,6 +164,7 @@ def _only(records: Records, kept: list[int]) -> Records:
         label=records.label[kept],
         flops=records.flops[kept],
         features=pick(records.features),
+        routing_seen=pick(records.routing_seen),
         external=None if records.external is None else records.external[kept],
         reservation=None if records.reservation is None else records.reservation[kept],
     )
@@ -197,10 +192,22 @@ def choose_exits(
     """
     early = range(len(manifest.exits) - 1)
     rules = {name: point for name, point in points.items() if name != FULL} or dict(points)
-    everything = _times(manifest, rules, records, timings, frozenset(early))
+    model = TimeModel.measured(manifest, timings)
+
+    def time_of(some: frozenset[int]) -> dict[str, float]:
+        """Expected time a row at each point with only these early exits: alone and in a batch, since both must pay."""
+        spent = {}
+        for name, point in rules.items():
+            bars = [*(t if j in some else math.inf for j, t in enumerate(point.thresholds[:-1])), -math.inf]
+            spent[name] = sum(
+                model.ms(records.score, bars, rows) / rows for rows in (timings.rows[0], timings.rows[-1])
+            )
+        return spent
+
+    everything = time_of(frozenset(early))
 
     def consider(some: frozenset[int]) -> ExitSet:
-        times = _times(manifest, rules, records, timings, some)
+        times = time_of(some)
         return ExitSet((*sorted(some), len(manifest.exits) - 1), {n: times[n] / everything[n] for n in rules})
 
     if len(manifest.exits) <= _MOST_EXITS_FOR_ALL_SETS:
@@ -215,32 +222,6 @@ def choose_exits(
     keep_all = next(c for c in choices if len(c.exits) == len(manifest.exits))
     better = [c for c in choices if max(c.time.values()) <= 1 and c.mean < 1 - _WORTH]
     return [*sorted(better, key=lambda c: c.mean), keep_all]
-
-
-def _times(
-    manifest: Manifest,
-    points: Mapping[str, OperatingPoint],
-    records: Records,
-    timings: Timings,
-    some: frozenset[int],
-) -> dict[str, float]:
-    """Expected time of a batch at each point with only these early exits, relative to the rows in it."""
-    result = {}
-    for name, point in points.items():
-        bars = [t if j in some else math.inf for j, t in enumerate(point.thresholds[:-1])]
-        rule = replace(point, thresholds=(*bars, -math.inf), expected={})
-        exits = simulate(records, rule).exit
-        stages = plan(manifest, rule.exits)
-        ends = [e.block for e in manifest.exits]
-        total = 0.0
-        for rows in (timings.rows[0], timings.rows[-1]):  # alone and in a batch: both must pay
-            spent = 0.0
-            for stage in stages:
-                reach = float((np.asarray(ends)[exits] >= stage.blocks[0]).mean())
-                spent += timings.at(stage.graph.file, reach * rows)
-            total += spent / rows
-        result[name] = total
-    return result
 
 
 def describe(choices: Sequence[ExitSet]) -> str:

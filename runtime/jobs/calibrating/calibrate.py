@@ -3,6 +3,8 @@
 Rows are split into fit, select, certify and test (see `splits`). Exit rules come from fit and select (see
 `targets`), each exit's calibrator too (see `selection`), promises from certify alone, figures from test alone.
 Each promise holds by itself with its own delta; it isn't a statement about all of them at once.
+
+The stages are split, choose, compare and publish. Each gives a frozen result, and only the last changes anything.
 """
 
 import datetime
@@ -10,88 +12,46 @@ import hashlib
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from offramp.runtime import arrays
-from offramp.runtime.arrays import Ints
-from offramp.runtime.bundle import Manifest, read_bundle
+from offramp.runtime.bundle import read_bundle
 from offramp.runtime.calibration_file import Calibration, encode_calibration
-from offramp.runtime.errors import BundleError, InputError, OfframpError
+from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.auditing.audit import audit_records
-from offramp.runtime.jobs.calibrating.choose_points import Line, Progress, choose_points
-from offramp.runtime.jobs.calibrating.comparison import LEAST_ROWS, Compared, compare_points, refusals
-from offramp.runtime.jobs.calibrating.expected import flat
-from offramp.runtime.jobs.calibrating.history import History, Keys
-from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, check_labels, labelled_rows, row_keys
+from offramp.runtime.jobs.bundles.time_model import TimeModel, measure_times
+from offramp.runtime.jobs.calibrating.choose_points import Asked, Progress, choose_points
+from offramp.runtime.jobs.calibrating.comparison import compare
+from offramp.runtime.jobs.calibrating.history import History
+from offramp.runtime.jobs.calibrating.report import Subgroup
+from offramp.runtime.jobs.calibrating.report_page import report_files
+from offramp.runtime.jobs.calibrating.result import Calibrated, CalibrationRefused
 from offramp.runtime.jobs.calibrating.selection import ROUTED, resolve
-from offramp.runtime.jobs.calibrating.shift import held, shifted
-from offramp.runtime.jobs.calibrating.source import Source, source_of
-from offramp.runtime.jobs.calibrating.splits import Split, split_rows
-from offramp.runtime.jobs.calibrating.targets import DEFAULT, AbstainRisk, Chooser, MaxMs, Target
-from offramp.runtime.points import OperatingPoint
-from offramp.runtime.predictions import Records
-from offramp.runtime.records import read_index
+from offramp.runtime.jobs.calibrating.shift import elsewhere
+from offramp.runtime.jobs.calibrating.targets import DEFAULT, AbstainRisk, MaxMs, Target
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows, check_labels, labelled_rows
+from offramp.runtime.jobs.data.opened import Openable, OpenedRecords, open_records
+from offramp.runtime.jobs.data.splits import SplitRows, split_labelled
 
-
-class CalibrationRefused(OfframpError):
-    """The new calibration is significantly worse than the one in force, so nothing was replaced."""
-
-    def __init__(self, message: str, result: "Calibrated") -> None:
-        super().__init__(message)
-        self.result = result
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """What the job found. The tables are lists of flat dicts, one a line: `pandas.DataFrame(result.points)`.
-
-    calibration: the new one. points: figures on test rows. promises: each against what test rows showed.
-    tried: calibrators, by point and exits. compared: against the calibration in force. shifts,
-    shift_promises: on other data. unmet: targets that can't be kept, with the closest that can. notes: what
-    is odd about the data. refused: why it mustn't replace the one in force. times: (J,) cumulative
-    milliseconds, where measured. files: report.html and metrics.json. written: the folder in history/, None
-    after a dry run.
-    """
-
-    calibration: Calibration
-    evidence: LabelledRows
-    split: Split
-    points: list[Line]
-    promises: list[Line]
-    tried: list[Line]
-    compared: list[Line]
-    shifts: list[Line]
-    shift_promises: list[Line]
-    unmet: list[str]
-    notes: list[str]
-    refused: list[str]
-    provenance: Mapping[str, Any]
-    chooser: Chooser
-    classes: tuple[str, ...] | None = None
-    times: tuple[float, ...] | None = None
-    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    written: Path | None = None
-
-    @property
-    def test(self) -> LabelledRows:
-        return self.evidence.take(self.split.test)
+# The audit's time grows with the square of the rows.
+_MOST_AUDITED = 5000
 
 
 def calibrate(
     bundle: str | Path | None,
-    records: str | Path | Records | Source,
+    records: Openable,
     *,
     targets: Sequence[Target] = DEFAULT,
     abstain: Sequence[AbstainRisk] = (AbstainRisk(0.05),),
     calibrators: str | Sequence[str] = "auto",
     seed: int = 0,
-    times: Sequence[float] | None = None,
-    shifts: Mapping[str, str | Path | Records] | None = None,
+    times: Sequence[float] | TimeModel | None = None,
+    shifts: Mapping[str, Openable] | None = None,
     subgroup: tuple[str, ArrayLike] | None = None,
     out: str | Path | None = None,
     dry_run: bool = False,
@@ -102,106 +62,54 @@ def calibrate(
 ) -> Calibrated:
     """Calibrate a bundle (or, with `out`, logits of no bundle) and put the result in force.
 
-    targets, abstain, times: as in `choose_points`. calibrators: "auto", "none", or names; `ar_condcal` needs
-    a yes from the audit. shifts: name -> records of shifted or out-of-scope data. subgroup: a name and one
-    value a row of the records, for tables by group. force: replace a better calibration, too. report: also
-    write report.html and metrics.json beside the calibration kept in history/. command: for the report.
+    targets, abstain: as in `Asked`. calibrators: "auto", "none", or names; `ar_condcal` needs a yes from the audit.
+    times: (J,) milliseconds of leaving at each exit, or a `TimeModel`; measured where `MaxMs` needs them and there
+    is a bundle. shifts: name -> records of shifted or out-of-scope data. subgroup: a name and one value a row of the
+    records, for tables by group. force: replace a better calibration, too. report: also write report.html and
+    metrics.json beside the calibration kept in history/. command: for the report.
 
     The same records, options and seed give the same calibration, its date apart. Raises InputError for data
     that can't be calibrated on, CalibrationRefused (with the result) when the one in force is better.
     """
     arrays.seed(seed)
     home, classes = _home(bundle, out)
-    source = source_of(records, home.manifest)
-    everything = labelled_rows(source.records, source.layers)
-    _groups(subgroup, len(everything))
-    labelled = np.flatnonzero(everything.truth >= 0)
-    evidence = everything.take(labelled)
-    notes = [*source.notes, *check_labels(evidence)]
-    if len(labelled) < len(everything):
-        notes.append(
-            f"{len(everything) - len(labelled)} of {len(everything)} rows are labelled −1 (unknown or out of scope): "
-            "they decide nothing, and are reported as the shift 'unlabelled'."
-        )
-    split = split_rows(evidence.truth, seed)
-    yes, verdict = _audited(records, home.manifest, evidence.rows[split.propose], calibrators)
-    if verdict:
-        notes.append(verdict)
-    chosen = resolve(calibrators, yes)
-    if times is None and home.manifest is not None and any(isinstance(t, MaxMs) for t in targets):
-        times = exit_times(home.path, source.records)
-    _check_times(times, evidence.exits)
-    points, tried, unmet, chooser = choose_points(
-        evidence,
-        split,
-        targets=targets,
-        abstain=abstain,
-        calibrators=chosen,
-        times=times,
-        seed=seed,
-        progress=progress,
-    )
-    keys = row_keys(evidence)
-    provenance = {
-        "records": dict(source.described),
-        "rows": len(everything),
-        "labelled": len(labelled),
-        "split": split.sizes(),
-        "seed": seed,
-        "fingerprint": hashlib.sha256(keys.tobytes()).hexdigest(),
-        "calibrators": list(chosen),
-        "versions": versions_of(),
-        "command": command,
-    }
-    test = evidence.take(split.test)
-    made_from = np.delete(keys, split.test)
-    moved, moved_promises = _shifts(
-        shifts or {}, everything, test, points, home.manifest, source.layers, made_from, notes
-    )
+    opened = open_records(records, home.manifest)
+    rows = split_labelled(labelled_rows(opened.records), seed)
+    groups = None if subgroup is None else Subgroup.of(*subgroup, rows=len(rows.everything))
+    doubts = _doubts(rows)
+    others = {name: _shift(name, open_records(given, home.manifest), rows) for name, given in (shifts or {}).items()}
+
+    yes, verdict = _audited(opened, rows.propose, calibrators)
+    asked = Asked(tuple(targets), tuple(abstain), resolve(calibrators, yes), seed)
+    chosen = choose_points(rows, asked, _time_model(times, asked, home, opened), progress)
+    moved = elsewhere(chosen.points, rows, others)
+    provenance = _provenance(opened, rows, asked, command)
+
     # Nobody may put another one in force between this look at the one in force and `publish`.
     with nullcontext() if dry_run else home.locked():
-        current = _current(home, notes)
-        version = home.next_version(current)
-        notes += _lost(current, points)
-        made = Calibration(points, version, provenance=provenance, manifest=home.digest)
-        compared, refused = _judge(home, current, points, test, keys[split.test], notes, seed)
-        result = Calibrated(
-            calibration=made,
-            evidence=evidence,
-            split=split,
-            points=[{"point": name, **flat(point.expected)} for name, point in points.items()],
-            promises=[
-                {"point": name, **promise}
-                for name, point in points.items()
-                for promise in held(point, flat(point.expected))
-            ],
-            tried=tried,
-            compared=[asdict(one) for one in compared],
-            shifts=moved,
-            shift_promises=moved_promises,
-            unmet=unmet,
-            notes=notes,
-            refused=refused,
-            provenance=provenance,
-            chooser=chooser,
-            classes=classes,
-            times=None if times is None else tuple(float(t) for t in times),
-        )
+        in_force = home.in_force()
+        compared = compare(in_force, chosen.points, rows, seed=seed)
+        made = Calibration(chosen.points, in_force.next_version, provenance=provenance, manifest=home.digest)
+        result = Calibrated(made, rows, chosen, moved, compared, (*opened.notes, *doubts, *verdict), classes)
         if report:
-            result = replace(result, files=_report(result, subgroup, labelled))
-        if refused and not force and not dry_run:
-            more = f"; and {len(refused) - 1} more" if len(refused) > 1 else ""
-            raise CalibrationRefused(f"the calibration in force is better, so it stays: {refused[0]}{more}.", result)
+            result = replace(result, files=report_files(result, groups))
         if dry_run:
             return result
-        document = encode_calibration(
-            made,
-            home.digest,
-            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            producer=f"offramp {metadata.version('offramp')}",
-        )
-        written = home.publish(document, version, result.files, made_from)
-        return replace(result, written=written)
+        if result.refused and not force:
+            raise CalibrationRefused(result)
+        return publish(result, home)
+
+
+def publish(result: Calibrated, home: History) -> Calibrated:
+    """Put a calibration in force. To be called while `home` is locked, since it was numbered and compared."""
+    document = encode_calibration(
+        result.calibration,
+        home.digest,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        producer=f"offramp {metadata.version('offramp')}",
+    )
+    written = home.publish(document, result.calibration.version, result.files, result.rows.made_from)
+    return replace(result, written=written)
 
 
 def _home(bundle: str | Path | None, out: str | Path | None) -> tuple[History, tuple[str, ...] | None]:
@@ -213,161 +121,69 @@ def _home(bundle: str | Path | None, out: str | Path | None) -> tuple[History, t
     return History(Path(out)), None
 
 
-def _audited(records: Any, manifest: Manifest | None, rows: Ints, calibrators: str | Sequence[str]) -> tuple[bool, str]:
-    """Whether the audit of the model's routing says yes, with its verdict; test and certify are kept out."""
-    asked = (calibrators,) if isinstance(calibrators, str) else calibrators
-    if not isinstance(records, str | Path) or not {"auto", ROUTED} & set(asked) or not read_index(records).routing:
-        return False, ""
-    found = audit_records(records, manifest=manifest, rows=rows[:_MOST_AUDITED])
-    return found.yes, f"audit of the routing: {found.verdict}"
-
-
-# The audit's time grows with the square of the rows.
-_MOST_AUDITED = 5000
-
-
-def exit_times(bundle: str | Path, records: Records | None = None) -> tuple[float, ...]:
-    """(J,) cumulative milliseconds up to each exit, for one row by itself on this machine.
-
-    records: the row is as large as theirs are on average, by their FLOPs; else as the bundle was verified.
-    """
-    from offramp.runtime.cascade import Cascade
-    from offramp.runtime.jobs.bundles.timing import sizes_costing, time_parts
-
-    with Cascade.load(bundle) as cascade:
-        manifest = cascade.manifest
-        sizes = manifest.typical_sizes
-        if records is not None and len(records):
-            sizes = sizes_costing(cascade, float(np.mean(records.flops[-1])))
-        timings = time_parts(cascade, sizes, rows=(1,), seconds=5.0)
-        spent = np.cumsum([timings.at(block.file, 1) for block in manifest.blocks]) * 1e3
-        return tuple(float(spent[e.block]) for e in manifest.exits)
-
-
-def _check_times(times: Sequence[float] | None, exits: int) -> None:
-    if times is None:
-        return
-    t = np.asarray(times, np.float64)
-    if t.shape != (exits,) or not np.isfinite(t).all() or (t < 0).any() or (np.diff(t) < 0).any():
-        raise InputError(f"times: expected {exits} cumulative milliseconds, one an exit, never falling; got {times}.")
-
-
-def _current(home: History, notes: list[str]) -> Calibration | None:
-    """The calibration in force; one that can't be read is replaced, which is what its error asks for."""
-    try:
-        return home.current()
-    except BundleError as error:
-        notes.append(f"the calibration in force can't be read, so nothing was compared with it: {error}")
-        return None
-
-
-def _lost(current: Calibration | None, points: Mapping[str, OperatingPoint]) -> list[str]:
-    """Operating points of the calibration in force that its users could no longer name."""
-    lost = [name for name in current.points if name not in points] if current is not None else []
-    if current is None or not lost:
-        return []
-    named = ", ".join(map(repr, lost))
-    return [
-        f"version {current.version}, in force, has operating points that this calibration lacks: {named}. "
-        "Ask for them again to keep them."
-    ]
-
-
-def _judge(
-    home: History,
-    current: Calibration | None,
-    points: Mapping[str, OperatingPoint],
-    test: LabelledRows,
-    keys: Keys,
-    notes: list[str],
-    seed: int,
-) -> tuple[list[Compared], list[str]]:
-    """Compare with the calibration in force, on test rows that made neither."""
-    if current is None or not current.version:
-        return [], []
-    if len(next(iter(current.points.values())).thresholds) != test.exits:
-        return [], []
-    used = home.used(current.version)
-    untouched = test
-    if used is None:
-        notes.append(
-            f"history/ doesn't say which rows made version {current.version}: the comparison takes all test rows, "
-            "some of which may have."
+def _doubts(rows: SplitRows) -> list[str]:
+    """What is odd about the rows. Raises InputError where they can't be calibrated on."""
+    found = check_labels(rows.labelled)
+    if len(rows.unlabelled):
+        found.append(
+            f"{len(rows.unlabelled)} of {len(rows.everything)} rows are labelled −1 (unknown or out of scope): "
+            "they decide nothing, and are reported as the shift 'unlabelled'."
         )
-    else:
-        untouched = test.take(np.flatnonzero(~np.isin(keys, used)))
-    if len(untouched) < LEAST_ROWS:
-        notes.append(
-            f"not compared with version {current.version}: neither was made from {len(untouched)} of the test rows, "
-            f"expected at least {LEAST_ROWS}."
-        )
-        return [], []
-    compared = compare_points(current.points, points, untouched, seed=seed)
-    return compared, refusals(compared)
+    return found
 
 
-def _shifts(
-    shifts: Mapping[str, str | Path | Records],
-    everything: LabelledRows,
-    test: LabelledRows,
-    points: Mapping[str, OperatingPoint],
-    manifest: Manifest | None,
-    layers: Sequence[int] | None,
-    made_from: Keys,
-    notes: list[str],
-) -> tuple[list[Line], list[Line]]:
-    """Figures and promises on other data, and a note on rows there that the calibration was made from."""
-    moved: dict[str, LabelledRows] = {}
-    unknown = np.flatnonzero(everything.truth < 0)
-    if len(unknown):
-        moved["unlabelled"] = everything.take(unknown)
-    for name, given in shifts.items():
-        source = source_of(given, manifest)
-        if source.records.labels is None:  # nothing in scope is known, so nothing is
-            unlabelled = np.full(len(source.records), -1)
-            source = replace(source, records=replace(source.records, labels=unlabelled))
-        moved[name] = labelled_rows(source.records, source.layers if source.layers is not None else layers)
-        if moved[name].exits != test.exits or moved[name].classes != test.classes:
-            raise InputError(
-                f"shift {name!r}: {moved[name].exits} exits and {moved[name].classes} classes, the records have "
-                f"{test.exits} and {test.classes}."
-            )
-        seen = int(np.isin(row_keys(moved[name]), made_from).sum())
-        if seen:
-            notes.append(
-                f"shift {name!r}: {seen} of its {len(moved[name])} rows were calibrated on, so its figures are better "
-                "than new rows would give."
-            )
-    lines: list[Line] = []
-    promises: list[Line] = []
-    for name, rows in moved.items():
-        some, kept = shifted(name, points, test, rows)
-        lines, promises = lines + some, promises + kept
-    return lines, promises
-
-
-def _groups(subgroup: tuple[str, ArrayLike] | None, rows: int) -> NDArray[Any] | None:
-    if subgroup is None:
-        return None
-    values = np.asarray(subgroup[1])
-    if values.shape != (rows,) or values.dtype.kind not in "biufSU":
+def _shift(name: str, opened: OpenedRecords, rows: SplitRows) -> LabelledRows:
+    """Every row of other data, to be judged like the records' own."""
+    records, own = opened.records, rows.everything
+    if records.truth is None:  # nothing in scope is known, so nothing is
+        records = replace(records, truth=np.full(len(records), -1))
+    moved = labelled_rows(records)
+    if moved.exits != own.exits or moved.classes != own.classes:
         raise InputError(
-            f"subgroup {subgroup[0]!r}: expected one value a row, {rows} of them, got {values.dtype} {values.shape}."
+            f"shift {name!r}: {moved.exits} exits and {moved.classes} classes, the records have {own.exits} and "
+            f"{own.classes}."
         )
-    return values.astype(str)
+    return moved if moved.layers is not None else replace(moved, layers=own.layers)
 
 
-def _report(result: Calibrated, subgroup: tuple[str, ArrayLike] | None, labelled: Ints) -> dict[str, bytes]:
-    from offramp.runtime.jobs.calibrating.report import METRICS, REPORT, metrics_of, to_json
-    from offramp.runtime.jobs.calibrating.report_page import page
+def _audited(
+    opened: OpenedRecords, propose: LabelledRows, calibrators: str | Sequence[str]
+) -> tuple[bool, tuple[str, ...]]:
+    """Whether the audit of the routing says yes, and its verdict, if what is asked for needs one.
 
-    groups = None
-    if subgroup is not None:
-        values = _groups(subgroup, int(result.provenance["rows"]))
-        assert values is not None
-        groups = (subgroup[0], values[labelled][result.split.test])
-    found = metrics_of(result, groups)
-    return {METRICS: to_json(found), REPORT: page(result, found).encode()}
+    Test and certify are kept out: calibrators are chosen by it.
+    """
+    asked = (calibrators,) if isinstance(calibrators, str) else calibrators
+    if opened.records.routing is None or not {"auto", ROUTED} & set(asked):
+        return False, ()
+    found = audit_records(opened, rows=propose.rows[:_MOST_AUDITED])
+    return found.yes, (f"audit of the routing: {found.verdict}",)
+
+
+def _time_model(
+    times: Sequence[float] | TimeModel | None, asked: Asked, home: History, opened: OpenedRecords
+) -> TimeModel | None:
+    if isinstance(times, TimeModel):
+        return times
+    if times is not None:
+        return TimeModel.given(times, len(opened.records.logits))
+    if home.manifest is not None and any(isinstance(target, MaxMs) for target in asked.targets):
+        return measure_times(home.path, opened.records)
+    return None
+
+
+def _provenance(opened: OpenedRecords, rows: SplitRows, asked: Asked, command: str) -> dict[str, Any]:
+    return {
+        "records": dict(opened.described),
+        "rows": len(rows.everything),
+        "labelled": len(rows.labelled),
+        "split": rows.split.sizes(),
+        "seed": asked.seed,
+        "fingerprint": hashlib.sha256(rows.keys.tobytes()).hexdigest(),
+        "calibrators": list(asked.calibrators),
+        "versions": versions_of(),
+        "command": command,
+    }
 
 
 def versions_of() -> dict[str, str]:

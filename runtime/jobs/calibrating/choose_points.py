@@ -1,16 +1,12 @@
 """From targets to operating points: thresholds, a calibrator an exit, an abstention threshold, figures."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
 from offramp.runtime.arrays import Bools
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.calibrating.expected import expected
-from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, outcome_of
+from offramp.runtime.jobs.bundles.time_model import TimeModel
 from offramp.runtime.jobs.calibrating.selection import Selector, Tried
-from offramp.runtime.jobs.calibrating.splits import Split
 from offramp.runtime.jobs.calibrating.targets import (
     DEFAULT,
     AbstainRisk,
@@ -21,37 +17,53 @@ from offramp.runtime.jobs.calibrating.targets import (
     label_of,
     percent,
 )
+from offramp.runtime.jobs.data.expected import Line, expected
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of
+from offramp.runtime.jobs.data.splits import SplitRows
+from offramp.runtime.jobs.plain_json import plain
 from offramp.runtime.points import FULL, OperatingPoint, full
 
 Progress = Callable[[int, int], None]
-Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What operating points are asked for.
+
+    targets: exit rules; of one kind several. abstain: the first applies to every point; each further one adds to
+    every point another of its own, "<point>-risk-2%". calibrators: to choose from, as `resolve` gives them.
+    """
+
+    targets: tuple[Target, ...] = DEFAULT
+    abstain: tuple[AbstainRisk, ...] = (AbstainRisk(0.05),)
+    calibrators: tuple[str, ...] = ("identity",)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """points: by name, `full` first, with figures on the test rows. tried: calibrators, a line a point and exits.
+    unmet: targets that can't be kept, with the closest that can. chooser: what exit rules were chosen from."""
+
+    points: Mapping[str, OperatingPoint]
+    tried: tuple[Line, ...]
+    unmet: tuple[str, ...]
+    chooser: Chooser
 
 
 def choose_points(
-    evidence: LabelledRows,
-    split: Split,
-    *,
-    targets: Sequence[Target] = DEFAULT,
-    abstain: Sequence[AbstainRisk] = (AbstainRisk(0.05),),
-    calibrators: Sequence[str] = ("identity",),
-    times: Sequence[float] | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> tuple[dict[str, OperatingPoint], list[Line], list[str], Chooser]:
-    """Operating points for the targets, `full` first: points, what was tried, what can't be kept, the chooser.
+    rows: SplitRows, asked: Asked, times: TimeModel | None = None, progress: Progress | None = None
+) -> Chosen:
+    """Operating points for the targets: thresholds and calibrators from fit and select, promises from certify.
 
-    evidence: labelled rows. targets: exit rules; of one kind several. abstain: the first applies to every
-    point; each further one adds to every point another of its own, "<point>-risk-2%". calibrators: names as
-    `resolve` gives them. times: (J,) cumulative milliseconds, for MaxMs.
+    times: for `MaxMs`. Raises InputError for names that clash, and for times that are needed and missing.
     """
-    names = [label_of(target) for target in targets]
-    _check_names(names, abstain)
-    proposing, certify, test = (evidence.take(rows) for rows in (split.propose, split.certify, split.test))
-    chooser = Chooser.of(proposing, certify, times)
-    selector = Selector(proposing, np.isin(split.propose, split.fit), calibrators, seed)
-    whole = full(evidence.exits).thresholds
-    choices = {FULL: Choice(whole, {"method": "whole network"})}
-    choices |= {name: chooser.choose(target) for name, target in zip(names, targets, strict=True)}
+    names = [label_of(target) for target in asked.targets]
+    _check_names(names, asked.abstain)
+    chooser = Chooser.of(rows.propose, rows.certify, times)
+    selector = Selector(rows.propose, rows.is_fit, asked.calibrators, asked.seed)
+    choices = {FULL: Choice(full(rows.labelled.exits).thresholds, {"method": "whole network"})}
+    choices |= {name: chooser.choose(target) for name, target in zip(names, asked.targets, strict=True)}
     points: dict[str, OperatingPoint] = {}
     tried: list[Line] = []
     unmet: list[str] = []
@@ -65,16 +77,17 @@ def choose_points(
             choice.thresholds,
             name=name,
             calibrators=() if plain else fitted,
-            provenance={**choice.provenance, "seed": seed, "calibrators": [one.name for one in fitted]},
+            provenance={**choice.provenance, "seed": asked.seed, "calibrators": [one.name for one in fitted]},
         )
-        for key, point, complaint in _abstaining(base, certify, abstain, choice.tested):
+        for key, point, complaint in _abstaining(base, rows.certify, asked.abstain, choice.tested):
             if complaint:
                 unmet.append(f"{key}: {complaint}")
-            points[key] = replace(point, expected=expected(test, point))
+            points[key] = replace(point, expected=expected(rows.test, point))
         if progress is not None:
             progress(step + 1, len(choices))
     order = {name: k for k, name in enumerate(choices)}
-    return dict(sorted(points.items(), key=lambda item: order.get(item[0], len(order)))), tried, unmet, chooser
+    ordered = dict(sorted(points.items(), key=lambda item: order.get(item[0], len(order))))
+    return Chosen(ordered, tuple(tried), tuple(unmet), chooser)
 
 
 def _check_names(names: Sequence[str], abstain: Sequence[AbstainRisk]) -> None:
@@ -122,5 +135,4 @@ def _abstaining(
 
 
 def _tried(point: str, line: Tried) -> Line:
-    values = {key: (None if isinstance(v, float) and not np.isfinite(v) else v) for key, v in asdict(line).items()}
-    return {"point": point, **values, "exits": ",".join(map(str, line.exits))}
+    return {"point": point, **plain(line), "exits": ",".join(map(str, line.exits))}

@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 from offramp.runtime import metrics
 from offramp.runtime.arrays import Floats
-from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, outcome_of
+from offramp.runtime.calibration_file import Calibration
+from offramp.runtime.jobs.calibrating.history import InForce
+from offramp.runtime.jobs.calibrating.promises import promised
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of
+from offramp.runtime.jobs.data.splits import SplitRows
+from offramp.runtime.jobs.plain_json import number
+from offramp.runtime.metrics.resampling import draw_counts
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.simulate import Simulation
 
@@ -35,8 +41,63 @@ class Compared:
     worse: bool
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """New operating points against those in force. refused: why they mustn't replace them, in words."""
+
+    compared: tuple[Compared, ...]
+    refused: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def compare(in_force: InForce, points: Mapping[str, OperatingPoint], rows: SplitRows, *, seed: int = 0) -> Comparison:
+    """Compare with the calibration in force, on test rows that made neither."""
+    current = in_force.calibration
+    if current is None:
+        return Comparison((), (), in_force.notes)
+    untouched, notes = _untouched(current, in_force, rows)
+    compared = compare_points(current.points, points, untouched, seed=seed)
+    return Comparison(tuple(compared), tuple(refusals(compared)), (*in_force.notes, *_lost(current, points), *notes))
+
+
+def _lost(current: Calibration, points: Mapping[str, OperatingPoint]) -> list[str]:
+    """Operating points of the calibration in force that its users could no longer name."""
+    lost = [name for name in current.points if name not in points]
+    if not lost:
+        return []
+    named = ", ".join(map(repr, lost))
+    return [
+        f"version {current.version}, in force, has operating points that this calibration lacks: {named}. "
+        "Ask for them again to keep them."
+    ]
+
+
+def _untouched(current: Calibration, in_force: InForce, rows: SplitRows) -> tuple[LabelledRows, list[str]]:
+    """Test rows that made neither calibration, none where the two can't be compared; and what is odd about that."""
+    none = rows.test.take(np.arange(0))
+    exits = len(next(iter(current.points.values())).thresholds)
+    if not current.version or exits != rows.test.exits:
+        return none, []
+    if in_force.used is None:
+        untouched = rows.test
+        notes = [
+            f"history/ doesn't say which rows made version {current.version}: the comparison takes all test rows, "
+            "some of which may have."
+        ]
+    else:
+        untouched = rows.test.take(np.flatnonzero(~np.isin(rows.keys[rows.split.test], in_force.used)))
+        notes = []
+    if len(untouched) < LEAST_ROWS:
+        notes.append(
+            f"not compared with version {current.version}: neither was made from {len(untouched)} of the test rows, "
+            f"expected at least {LEAST_ROWS}."
+        )
+        return none, notes
+    return untouched, notes
+
+
 def compare_points(
-    old: Mapping[str, OperatingPoint], new: Mapping[str, OperatingPoint], evidence: LabelledRows, *, seed: int = 0
+    old: Mapping[str, OperatingPoint], new: Mapping[str, OperatingPoint], labelled: LabelledRows, *, seed: int = 0
 ) -> list[Compared]:
     """Compare the points that both have, figure by figure.
 
@@ -46,14 +107,16 @@ def compare_points(
     and, accuracy apart, more than a margin.
     """
     common = [name for name in new if name in old]
-    if len(evidence) < LEAST_ROWS or not common:
+    if len(labelled) < LEAST_ROWS or not common:
         return []
-    draws = _counts(len(evidence), seed)
+    draws = np.concatenate(
+        [counts.astype(np.float32) for counts in draw_counts(len(labelled), REPLICATES, np.random.default_rng(seed))]
+    )
     found: list[tuple[Compared, bool]] = []
     for name in common:
         if old[name] == new[name]:
             continue
-        found += _point(name, old[name], new[name], evidence, draws)
+        found += _point(name, old[name], new[name], labelled, draws, seed)
     if not found:
         return []
     # What didn't change was not tested.
@@ -62,13 +125,6 @@ def compare_points(
         Compared(**{**vars(one), "p_value": 1.0 if np.isnan(p) else float(p), "worse": bool(bad and p <= 0.05)})
         for (one, bad), p in zip(found, adjusted, strict=True)
     ]
-
-
-def _counts(rows: int, seed: int) -> Floats:
-    rng = np.random.default_rng(seed)
-    return np.stack([np.bincount(rng.integers(0, rows, rows), minlength=rows) for _ in range(REPLICATES)]).astype(
-        np.float32
-    )
 
 
 @dataclass(frozen=True)
@@ -83,23 +139,17 @@ class _Seen:
     confce_draws: Floats
 
     @classmethod
-    def of(cls, point: OperatingPoint, evidence: LabelledRows, draws: Floats) -> "_Seen":
-        outcome: Simulation = outcome_of(evidence, point)
-        right = outcome.label == evidence.truth
-        whole = float(evidence.flops[-1].mean()) or 1.0
-        n = len(evidence)
-        order = np.argsort(outcome.confidence, kind="stable")
-        bins = max(1, int(np.ceil(n ** (1 / 3))))
-        starts = np.unique(np.floor(np.arange(bins) * n / bins).astype(np.int64))
-        gap = (outcome.confidence - right)[order]
-        sums = np.add.reduceat(draws[:, order] * gap, starts, axis=1)
+    def of(cls, point: OperatingPoint, labelled: LabelledRows, draws: Floats, seed: int) -> "_Seen":
+        outcome: Simulation = outcome_of(labelled, point)
+        right = outcome.label == labelled.truth
+        n = len(labelled)
         return cls(
             right=right.astype(np.float64),
-            cost=outcome.flops / whole,
+            cost=outcome.flops / labelled.full_flops,
             kept=(~outcome.abstain).astype(np.float64),
             wrong_kept=(~right & ~outcome.abstain).astype(np.float64),
-            confce=n * metrics.confce_corr(outcome.confidence, right),
-            confce_draws=np.asarray(((sums**2).sum(axis=1) + draws @ (~right).astype(np.float64)) / n),
+            confce=n * metrics.confce_corr(outcome.confidence, right, seed=seed),
+            confce_draws=metrics.confce_corr_resampled(outcome.confidence, right, draws, seed=seed),
         )
 
     def risk(self, draws: Floats | None = None) -> Any:
@@ -110,16 +160,16 @@ class _Seen:
 
 
 def _point(
-    name: str, old: OperatingPoint, new: OperatingPoint, evidence: LabelledRows, draws: Floats
+    name: str, old: OperatingPoint, new: OperatingPoint, labelled: LabelledRows, draws: Floats, seed: int
 ) -> list[tuple[Compared, bool]]:
-    n = len(evidence)
-    a, b = _Seen.of(old, evidence, draws), _Seen.of(new, evidence, draws)
+    n = len(labelled)
+    a, b = _Seen.of(old, labelled, draws, seed), _Seen.of(new, labelled, draws, seed)
     same_target = old.provenance.get("target") == new.provenance.get("target")
 
     def line(figure: str, before: float, after: float, replicates: Floats, rising_is_worse: bool) -> Compared:
         known = replicates[~np.isnan(replicates)]
         if not len(known) or np.isnan(after - before):
-            return Compared(name, figure, n, _known(before), _known(after), 0.0, 0.0, 0.0, 1.0, False)
+            return Compared(name, figure, n, number(before), number(after), 0.0, 0.0, 0.0, 1.0, False)
         low, high = np.quantile(known, [0.025, 0.975])
         better = known <= 0 if rising_is_worse else known >= 0
         p = min(1.0, float(better.sum() + 1) / (len(known) + 1))
@@ -135,10 +185,9 @@ def _point(
     risk = line("risk", a.risk(), b.risk(), b.risk(draws) - a.risk(draws), rising_is_worse=True)
     confidence = line("n·ConfCE^corr", a.confce, b.confce, b.confce_draws - a.confce_draws, rising_is_worse=True)
     cheaper, costlier = cost.difference <= -COST, cost.difference >= COST
-    allowed = _allowed_drop(new)
-    lost = float((evidence.correct[-1] - b.right).mean())
-    lost_before = float((evidence.correct[-1] - a.right).mean())
-    promise = new.provenance.get("abstention", {}).get("risk")
+    lost = float((labelled.correct[-1] - b.right).mean())
+    lost_before = float((labelled.correct[-1] - a.right).mean())
+    allowed, promise = promised(new).drop, promised(new).risk
     kept_before = promise is None or not (a.risk() > promise)
     found = [
         (accuracy, accuracy.difference < 0 and (not cheaper or (same_target and allowed is None))),
@@ -151,16 +200,6 @@ def _point(
         # Within what was asked for, accuracy may be traded for FLOPs.
         found[0] = (accuracy, accuracy.difference < 0 and lost > allowed and lost > lost_before)
     return found
-
-
-def _allowed_drop(point: OperatingPoint) -> float | None:
-    target = point.provenance.get("target") or {}
-    allowed = target.get("drop", target.get("epsilon"))
-    return None if allowed is None else float(allowed)
-
-
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else value
 
 
 def refusals(compared: Sequence[Compared]) -> list[str]:

@@ -30,6 +30,20 @@ Keys = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
+class InForce:
+    """The calibration in force, as it was found.
+
+    calibration: None where there is none, or none that can be read: its error asks to replace it. used: numbers of
+    the rows it was made from, None where that isn't known. next_version: of the one that replaces it.
+    """
+
+    calibration: Calibration | None
+    used: Keys | None
+    next_version: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class History:
     """Where calibrations live: a bundle's folder, or one of its own for logits of no bundle (manifest None)."""
 
@@ -51,6 +65,16 @@ class History:
         if found.manifest:
             raise BundleError(f"{where}: belongs to a bundle. Name the bundle, or choose another folder.")
         return found
+
+    def in_force(self) -> InForce:
+        """The calibration in force with what a comparison needs; one that can't be read is noted, not raised."""
+        try:
+            current, notes = self.current(), ()
+        except BundleError as error:
+            note = f"the calibration in force can't be read, so nothing was compared with it: {error}"
+            return InForce(None, None, self.next_version(None), (note,))
+        used = None if current is None else self.used(current.version)
+        return InForce(current, used, self.next_version(current), notes)
 
     def locked(self) -> AbstractContextManager[None]:
         """Wait for other jobs that put a calibration in force here, then keep them out.

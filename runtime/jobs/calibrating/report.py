@@ -1,22 +1,20 @@
 """The numbers of a calibration report: tables of flat lines, all measured on test rows, JSON-able."""
 
-import json
-import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from offramp.runtime import metrics, scores
 from offramp.runtime.arrays import Array, Ints
 from offramp.runtime.calibration import Calibrator, get
-from offramp.runtime.jobs.calibrating.expected import expected, number
-from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, outcome_of
+from offramp.runtime.errors import InputError
+from offramp.runtime.jobs.calibrating.result import Calibrated
+from offramp.runtime.jobs.data.expected import Line, expected
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows, evenly, outcome_of
+from offramp.runtime.jobs.plain_json import number
 from offramp.runtime.points import OperatingPoint
-
-if TYPE_CHECKING:
-    from offramp.runtime.jobs.calibrating.calibrate import Calibrated
-
-Line = dict[str, Any]
 
 REPORT, METRICS = "report.html", "metrics.json"
 # Tables by class read whole probability vectors: of this many values at most.
@@ -26,23 +24,39 @@ LEAST_OF_A_CLASS = 5
 MOST_CLASSES = 5
 
 
-def metrics_of(result: "Calibrated", groups: tuple[str, NDArray[Any]] | None = None) -> dict[str, Any]:
-    """Everything the report shows. groups: a name and one value a test row, for the table by subgroup."""
-    test, points = result.test, result.calibration.points
+@dataclass(frozen=True)
+class Subgroup:
+    """A name and one value a row of the records, as text: rows of one value are a group."""
+
+    name: str
+    values: NDArray[Any]
+
+    @classmethod
+    def of(cls, name: str, values: ArrayLike, rows: int) -> "Subgroup":
+        """Raises InputError unless there is one plain value a row."""
+        found = np.asarray(values)
+        if found.shape != (rows,) or found.dtype.kind not in "biufSU":
+            raise InputError(
+                f"subgroup {name!r}: expected one value a row, {rows} of them, got {found.dtype} {found.shape}."
+            )
+        return cls(name, found.astype(str))
+
+
+def metrics_of(result: Calibrated, groups: Subgroup | None = None) -> dict[str, Any]:
+    """Everything the report shows."""
+    test, points, chooser = result.test, result.calibration.points, result.chosen.chooser
     right = test.correct
     best = metrics.oracle(right, test.flops)
-    whole = float(test.flops[-1].mean()) or 1.0
     return {
         "schema": "offramp-metrics/1",
         "version": result.calibration.version,
         "operating_points": result.points,
-        "oracle": {"accuracy": number(best.accuracy), "flops_fraction": number(best.cost / whole)},
+        "oracle": {"accuracy": number(best.accuracy), "flops_fraction": number(best.cost / test.full_flops)},
         "frontier": [
-            {"flops_fraction": p.cost, "drop": p.drop, "rows": len(result.chooser.propose)}
-            for p in result.chooser.frontier()
+            {"flops_fraction": p.cost, "drop": p.drop, "rows": len(chooser.propose)} for p in chooser.frontier()
         ],
         "promises": result.promises,
-        "exits": exits_alone(test, result.times),
+        "exits": exits_alone(test, None if chooser.times is None else chooser.times.exit_ms),
         "exits_at_points": [line for name, point in points.items() for line in exits_at(name, point, test)],
         "tried": result.tried,
         "compared": result.compared,
@@ -51,7 +65,7 @@ def metrics_of(result: "Calibrated", groups: tuple[str, NDArray[Any]] | None = N
         "notes": result.notes,
         "shifts": result.shifts,
         "shift_promises": result.shift_promises,
-        "subgroups": [] if groups is None else subgroups(groups[0], groups[1], points, test),
+        "subgroups": [] if groups is None else subgroups(groups, points, test),
         "provenance": dict(result.provenance),
     }
 
@@ -85,7 +99,7 @@ def exits_at(name: str, point: OperatingPoint, test: LabelledRows) -> list[Line]
     table = []
     for j in point.exits:
         reach, leave = np.flatnonzero(outcome.exit >= j), outcome.exit == j
-        calibrator: Calibrator = point.calibrators[j] if point.calibrators else get("identity")
+        calibrator = point.calibrator(j)
         line: Line = {
             "point": name,
             "exit": j,
@@ -102,10 +116,7 @@ def exits_at(name: str, point: OperatingPoint, test: LabelledRows) -> list[Line]
 
 
 def _calibration_of(calibrator: Calibrator, j: int, test: LabelledRows, reach: Ints) -> Line:
-    rows = reach
-    most = max(500, CLASSWISE_VALUES // test.classes)
-    if len(rows) > most:
-        rows = rows[np.unique(np.linspace(0, len(rows) - 1, most).astype(np.int64))]
+    rows = reach[classwise_rows(len(reach), test.classes)]
     z, y, aux = test.logits[j][rows], test.truth[rows], test.aux(j, rows)
     raw, label = test.score[j, rows], test.label[j, rows]
     right = label == y
@@ -136,6 +147,11 @@ def _calibration_of(calibrator: Calibrator, j: int, test: LabelledRows, reach: I
     return line
 
 
+def classwise_rows(rows: int, classes: int) -> Ints:
+    """Places of as many rows as tables and pictures by class may read."""
+    return evenly(rows, max(500, CLASSWISE_VALUES // classes))
+
+
 _BEFORE = ("ece", "n_confce_corr", "n_lince_cw", "mcs")
 
 
@@ -156,13 +172,12 @@ def _by_class(p: Array, y: Ints, label: Ints) -> Line:
     }
 
 
-def subgroups(
-    name: str, groups: NDArray[Any], points: dict[str, OperatingPoint] | Any, test: LabelledRows
-) -> list[Line]:
-    """Each point's figures on each group of test rows; rows of one value are a group."""
+def subgroups(groups: Subgroup, points: Mapping[str, OperatingPoint], test: LabelledRows) -> list[Line]:
+    """Each point's figures on each group of test rows."""
     table = []
-    for value in np.unique(groups).tolist():
-        rows = np.flatnonzero(groups == value)
+    values = groups.values[test.rows]
+    for value in np.unique(values).tolist():
+        rows = np.flatnonzero(values == value)
         part = test.take(rows)
         for point_name, point in points.items():
             outcome = outcome_of(part, point)
@@ -171,7 +186,7 @@ def subgroups(
             interval = figures["intervals"]
             table.append(
                 {
-                    "subgroup": name,
+                    "subgroup": groups.name,
                     "value": str(value),
                     "point": point_name,
                     "rows": len(rows),
@@ -182,20 +197,3 @@ def subgroups(
                 }
             )
     return table
-
-
-def to_json(found: Any) -> bytes:
-    """JSON without NaN or infinity (they become null), readable."""
-    return (json.dumps(_finite(found), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

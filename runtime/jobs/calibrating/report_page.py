@@ -8,19 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from offramp.runtime import metrics
-from offramp.runtime.calibration import get
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.bundles.inspect_page import readable
-from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, outcome_of
-from offramp.runtime.jobs.calibrating.source import ASSUMED
+from offramp.runtime.jobs.calibrating.promises import promised
+from offramp.runtime.jobs.calibrating.report import METRICS, REPORT, Subgroup, classwise_rows, metrics_of
+from offramp.runtime.jobs.calibrating.result import Calibrated
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows, evenly, outcome_of
+from offramp.runtime.jobs.data.opened import ASSUMED
+from offramp.runtime.jobs.plain_json import to_json
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.scores import sigmoid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from offramp.runtime.jobs.calibrating.calibrate import Calibrated
 
 Line = Mapping[str, Any]
 Format = Callable[[Any], str]
@@ -52,7 +53,13 @@ dt { font-weight: 600; } dd { margin: 0; overflow-wrap: anywhere; }
 """
 
 
-def page(result: "Calibrated", found: Mapping[str, Any]) -> str:
+def report_files(result: Calibrated, groups: Subgroup | None = None) -> dict[str, bytes]:
+    """metrics.json and report.html, by name."""
+    found = metrics_of(result, groups)
+    return {METRICS: to_json(found), REPORT: page(result, found).encode()}
+
+
+def page(result: Calibrated, found: Mapping[str, Any]) -> str:
     """The report of `report.metrics_of(result)` as HTML. Nothing in it is fetched from anywhere."""
     version, origin = result.calibration.version, found["provenance"]
     split = origin["split"]
@@ -346,14 +353,14 @@ def _provenance(origin: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------- plots
 
 
-def _plots(result: "Calibrated", found: Mapping[str, Any]) -> str:
+def _plots(result: Calibrated, found: Mapping[str, Any]) -> str:
     try:
         import matplotlib as mpl
     except ImportError:
         return "<p class='note'>Plots need matplotlib, which isn't installed: pip install \"offramp[jobs]\".</p>"
     test = result.test
     if len(test) > DRAWN_ROWS:
-        test = test.take(np.unique(np.linspace(0, len(test) - 1, DRAWN_ROWS).astype(np.int64)))
+        test = test.take(evenly(len(test), DRAWN_ROWS))
     # Names are a user's: no "$" in them may be taken for a formula. Ids that don't change from run to run.
     settings: Any = {"text.parse_math": False, "svg.hashsalt": "offramp", "font.size": 9.0}
     with mpl.rc_context(settings), warnings.catch_warnings():
@@ -363,7 +370,7 @@ def _plots(result: "Calibrated", found: Mapping[str, Any]) -> str:
     return f"<h2>Plots</h2><div class='plots'>{shown}</div>"
 
 
-def _overview(result: "Calibrated", found: Mapping[str, Any], test: LabelledRows) -> list[tuple[str, str]]:
+def _overview(result: Calibrated, found: Mapping[str, Any], test: LabelledRows) -> list[tuple[str, str]]:
     from offramp.runtime import plots
 
     points = result.calibration.points
@@ -382,13 +389,12 @@ def _overview(result: "Calibrated", found: Mapping[str, Any], test: LabelledRows
     return [(alt, data) for alt, draw in made if (data := _svg(draw)) is not None]
 
 
-def _cost_accuracy(result: "Calibrated", found: Mapping[str, Any], test: LabelledRows) -> "Axes":
+def _cost_accuracy(result: Calibrated, found: Mapping[str, Any], test: LabelledRows) -> "Axes":
     from offramp.runtime import plots
 
-    line = [r.thresholds for r in result.chooser.rules if r.family in ("full", "equal score")]
+    line = [r.thresholds for r in result.chosen.chooser.rules if r.family in ("full", "equal score")]
     curve = metrics.cost_accuracy(test.score, test.correct, test.flops, line)
-    whole = float(test.flops[-1].mean()) or 1.0
-    curve = metrics.CostAccuracy(curve.thresholds, curve.cost / whole, curve.accuracy)
+    curve = metrics.CostAccuracy(curve.thresholds, curve.cost / test.full_flops, curve.accuracy)
     ax = plots.cost_accuracy(curve, unit=f"{cost_name(found['provenance'])}, as a share of the full model's")
     best = found["oracle"]
     ax.plot(best["flops_fraction"], best["accuracy"], "*", color=plots.INK, markersize=11, label="oracle")
@@ -413,21 +419,19 @@ def _risk_coverage(points: Mapping[str, OperatingPoint], test: LabelledRows) -> 
     ax = plots.risk_coverage(curves)
     for place, (coverage, risk) in enumerate(marks):
         ax.plot(coverage, risk, "o", color=plots.WARM, label="answered (SGR)" if not place else None)
-    asked = {a["risk"] for p in points.values() if (a := p.provenance.get("abstention"))}
-    for risk in sorted(asked):
-        ax.axhline(risk, linestyle=":", color=plots.WARM, linewidth=1, label=f"promised {risk:.3g}")
+    for bound in sorted({most for point in points.values() if (most := promised(point).risk) is not None}):
+        ax.axhline(bound, linestyle=":", color=plots.WARM, linewidth=1, label=f"promised {bound:.3g}")
     ax.legend(loc="upper left", fontsize="small")
     return ax
 
 
-def _by_class(result: "Calibrated", test: LabelledRows) -> "Axes":
+def _by_class(result: Calibrated, test: LabelledRows) -> "Axes":
     from offramp.runtime import plots
 
     point = next(iter(result.calibration.points.values()))
     last = test.exits - 1
-    rows = np.arange(min(len(test), max(500, (1 << 22) // test.classes)))
-    calibrator = point.calibrators[last] if point.calibrators else get("identity")
-    p = calibrator.apply(test.logits[last][rows], test.aux(last, rows))
+    rows = classwise_rows(len(test), test.classes)
+    p = point.calibrator(last).apply(test.logits[last][rows], test.aux(last, rows))
     ax = plots.cwmcs_by_class(p, test.truth[rows], classes=result.classes, by="predicted")
     ax.set_title(f"last exit at {point.name}, + over-confident")
     return ax

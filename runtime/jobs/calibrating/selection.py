@@ -16,8 +16,10 @@ from offramp.runtime import calibration, metrics, scores
 from offramp.runtime.arrays import Array, Bools, Floats, Ints
 from offramp.runtime.calibration import Calibrator
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows
 from offramp.runtime.metrics.bins import default_bins, quantile_sizes, stable_order
+from offramp.runtime.metrics.resampling import draw_counts
+from offramp.runtime.points import open_exits
 from offramp.runtime.thresholds import leave_at
 
 # Simplest first: a draw goes to the earlier. The first five need no logits at serving time, only the score.
@@ -91,8 +93,7 @@ class Selector:
         exits = self.propose.exits
         chosen: list[Calibrator] = [calibration.get("identity") for _ in range(exits)]
         tried: list[Tried] = []
-        used = [j for j in range(exits) if thresholds[j] != np.inf]
-        for group in pooled(left, used):
+        for group in pooled(left, open_exits(thresholds)):
             rows = [np.flatnonzero(left >= j) for j in group]
             if sum(map(len, rows)) < LEAST_ROWS or (len(self.names) == 1 and self.names[0] == "identity"):
                 continue
@@ -234,28 +235,26 @@ class _Judge:
     def __init__(self, z: Array, y: Ints, leave_here: Bools, rows: Ints, turn: Ints, seed: int) -> None:
         """rows: which row each entry is of; a row may be there once an exit, and is drawn as a whole.
         turn: in which turn it was held out; each had a calibrator of its own, so only there is order compared."""
+        self._seed, self._y, self._leave_here, self._turn = seed, y, leave_here, turn
+        self._raw, self._correct = scores.log_odds(z), scores.top_label(z) == y
         # Bins follow the stable order, and outcomes mustn't decide it where reports tie.
-        order = np.random.default_rng(seed).permutation(len(y))
-        self._order, self._seed, self._y = order, seed, y[order]
-        self._raw, self._correct = scores.log_odds(z)[order], (scores.top_label(z) == y)[order]
-        self._leave_here, self._turn = leave_here[order], turn[order]
+        self._shuffled = np.random.default_rng(seed).permutation(len(y))
         draws = np.random.default_rng(seed + 1)
-        names, place = np.unique(rows[order], return_inverse=True)
+        names, place = np.unique(rows, return_inverse=True)
         n = len(names)
-        counts = np.stack([np.bincount(draws.integers(0, n, n), minlength=n) for _ in range(REPLICATES)])
+        counts = np.concatenate(list(draw_counts(n, REPLICATES, draws)))
         self._counts = counts[:, place]
         self._group = draws.permutation(n)[place] % min(GROUPS, n)
 
     def measure(self, odds: Floats, probabilities: Array, safe: bool) -> Measured:
         """odds, probabilities: of a calibrator on these rows. safe: whether it never changes an answer."""
-        odds, probabilities = odds[self._order], probabilities[self._order]
         confidence = scores.sigmoid(odds)
         n = len(odds)
         wrong = ~self._correct
         eefp, eefp_raw, upper = self._eefp(odds)
         return Measured(
-            confce=n * metrics.confce_corr(confidence, self._correct),
-            confce_draws=self._confce_draws(confidence, wrong),
+            confce=n * metrics.confce_corr(confidence, self._correct, seed=self._seed),
+            confce_draws=metrics.confce_corr_resampled(confidence, self._correct, self._counts, seed=self._seed),
             lince_gram=self._gram(probabilities),
             rows=n,
             classes=probabilities.shape[1],
@@ -266,16 +265,6 @@ class _Judge:
             nll=float(np.logaddexp(0.0, np.where(wrong, odds, -odds)).mean()),
             preserves_argmax=safe,
         )
-
-    def _confce_draws(self, confidence: Floats, wrong: Bools) -> Floats:
-        """n·ConfCE^corr on the resamples, in the bins of all rows."""
-        n = len(confidence)
-        order = stable_order(confidence)
-        starts = np.append(0, np.cumsum(quantile_sizes(n, default_bins(n)))[:-1])
-        gap = (confidence - ~wrong)[order]
-        counts = self._counts[:, order]
-        sums = np.add.reduceat(counts * gap, starts, axis=1)
-        return np.asarray(((sums**2).sum(axis=1) + counts @ wrong[order].astype(np.float64)) / n)
 
     def _gram(self, p: Array) -> Floats:
         """Residual sums by group of rows, class and bin, boiled down to products of groups."""
@@ -288,7 +277,7 @@ class _Judge:
             report = p[:, k]
             gap = report.astype(np.float64)
             gap[self._y == k] -= 1.0
-            order = stable_order(report)
+            order = self._shuffled[stable_order(report[self._shuffled])]
             cell = self._group[order] * bins + number
             sums = np.bincount(cell, gap[order], minlength=groups * bins).reshape(groups, bins)
             gram += sums @ sums.T

@@ -6,19 +6,50 @@ in-scope ones are left out.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from offramp.runtime import metrics
 from offramp.runtime.arrays import Bools
-from offramp.runtime.jobs.calibrating.expected import mean_interval, number, wilson
-from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, outcome_of
+from offramp.runtime.jobs.calibrating.promises import held
+from offramp.runtime.jobs.data.expected import Line, mean_interval
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of, row_keys
+from offramp.runtime.jobs.data.splits import SplitRows
+from offramp.runtime.jobs.plain_json import number
 from offramp.runtime.points import OperatingPoint
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The operating points on other data: a line a point, a line a promise, and what is odd about the data."""
+
+    lines: tuple[Line, ...]
+    promises: tuple[Line, ...]
+    notes: tuple[str, ...]
+
+
+def elsewhere(points: Mapping[str, OperatingPoint], rows: SplitRows, shifts: Mapping[str, LabelledRows]) -> Elsewhere:
+    """Figures and promises on the shifts, and on the rows that have no label if there are any."""
+    lines: list[Line] = []
+    promises: list[Line] = []
+    notes = []
+    for name, moved in shifts.items():
+        seen = int(np.isin(row_keys(moved), rows.made_from).sum())
+        if seen:
+            notes.append(
+                f"shift {name!r}: {seen} of its {len(moved)} rows were calibrated on, so its figures are better "
+                "than new rows would give."
+            )
+    others = ({"unlabelled": rows.unlabelled} if len(rows.unlabelled) else {}) | dict(shifts)
+    for name, moved in others.items():
+        some, kept = shifted(name, points, rows.test, moved)
+        lines, promises = lines + some, promises + kept
+    return Elsewhere(tuple(lines), tuple(promises), tuple(notes))
 
 
 def shifted(
     name: str, points: Mapping[str, OperatingPoint], test: LabelledRows, moved: LabelledRows
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+) -> tuple[list[Line], list[Line]]:
     """One line a point, and one line a promise of it.
 
     test: the labelled rows that the points were reported on. moved: the other data, −1 where out of scope.
@@ -31,7 +62,7 @@ def shifted(
     return lines, promises
 
 
-def _line(point: OperatingPoint, test: LabelledRows, moved: LabelledRows) -> dict[str, Any]:
+def _line(point: OperatingPoint, test: LabelledRows, moved: LabelledRows) -> Line:
     at_home, away = outcome_of(test, point), outcome_of(moved, point)
     n = len(moved)
     outside = moved.truth < 0
@@ -70,50 +101,7 @@ def _line(point: OperatingPoint, test: LabelledRows, moved: LabelledRows) -> dic
     }
 
 
-def _drop(moved: LabelledRows, right: Bools, inside: Bools) -> dict[str, Any]:
+def _drop(moved: LabelledRows, right: Bools, inside: Bools) -> Line:
     drop = (moved.correct[-1].astype(np.float64) - right)[inside]
     low, high = mean_interval(drop) or (None, None)
     return {"drop": number(drop.mean()) if len(drop) else None, "drop_low": low, "drop_high": high}
-
-
-def held(point: OperatingPoint, line: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each promise of a point against what was seen: {"promise", "target", "seen", "excess", "low", "high",
-    "held"}.
-
-    held: False where even the near end of the 95% interval is beyond the target, True where the value is
-    within it, None where only chance may have carried it over, or nothing was seen.
-    """
-    target = point.provenance.get("target") or {}
-    promises: list[tuple[str, float, float | None, tuple[float, float] | None]] = []
-    abstention = point.provenance.get("abstention") or {}
-    if "risk" in abstention:
-        interval = _pair(line, "risk") or wilson(line.get("errors_answered", 0), line.get("answered", 0))
-        promises.append(("risk among the answered", float(abstention["risk"]), line.get("risk"), interval))
-    if "drop" in target or "epsilon" in target:
-        asked = float(target["drop"] if "drop" in target else target["epsilon"])
-        promises.append(("accuracy drop", asked, line.get("drop"), _pair(line, "drop")))
-    if "share" in target:
-        promises.append(("FLOPs", float(target["share"]), line.get("flops_fraction"), _pair(line, "flops_fraction")))
-    found = []
-    for name, asked, seen, interval in promises:
-        near, far = interval or (seen, seen)
-        ok: bool | None = None
-        if seen is not None and near is not None:
-            ok = True if seen <= asked + 1e-12 else False if near > asked else None
-        found.append(
-            {
-                "promise": name,
-                "target": asked,
-                "seen": seen,
-                "excess": None if seen is None else max(0.0, seen - asked),
-                "low": near,
-                "high": far,
-                "held": ok,
-            }
-        )
-    return found
-
-
-def _pair(line: Mapping[str, Any], figure: str) -> tuple[float, float] | None:
-    low, high = line.get(f"{figure}_low"), line.get(f"{figure}_high")
-    return None if low is None or high is None else (low, high)

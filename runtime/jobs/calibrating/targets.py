@@ -13,8 +13,9 @@ import numpy as np
 from offramp.runtime import arrays
 from offramp.runtime.arrays import Floats
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows
+from offramp.runtime.jobs.bundles.time_model import TimeModel
 from offramp.runtime.jobs.calibrating.rules import Rule, propose
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows
 from offramp.runtime.thresholds import FrontierPoint, SelectiveRisk, binomial_bound, leave_at, pareto, risk_control, sgr
 
 # A promise on exits is tested along at most this many rules, fixed before any certifying row is looked at.
@@ -38,7 +39,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class MaxMs:
-    """At most this many milliseconds a row on average, block times measured on this machine."""
+    """At most this many milliseconds a row on average, as the `TimeModel` of this machine expects them."""
 
     ms: float
     name: str = ""
@@ -126,17 +127,17 @@ def percent(share: float) -> str:
 
 @dataclass(frozen=True)
 class Chooser:
-    """Everything that targets are chosen from. times: (J,) cumulative milliseconds, or None."""
+    """Everything that targets are chosen from. times: None where nobody measured or gave any."""
 
     propose: LabelledRows
     certify: LabelledRows
     rules: tuple[Rule, ...]
-    times: Floats | None = None
+    times: TimeModel | None = None
 
     @classmethod
-    def of(cls, proposing: LabelledRows, certify: LabelledRows, times: Sequence[float] | None = None) -> "Chooser":
+    def of(cls, proposing: LabelledRows, certify: LabelledRows, times: TimeModel | None = None) -> "Chooser":
         rules = propose(proposing.score, proposing.correct, proposing.flops.astype(np.float64))
-        return cls(proposing, certify, tuple(rules), None if times is None else np.asarray(times, np.float64))
+        return cls(proposing, certify, tuple(rules), times)
 
     @property
     def full(self) -> Rule:
@@ -180,26 +181,21 @@ class Chooser:
             raise InputError(
                 "max_ms: needs the milliseconds of each exit: a bundle to measure on this machine, or times."
             )
-        spent = [self.milliseconds(rule.thresholds) for rule in self.rules]
+        spent = [self.times.ms(self.propose.score, rule.thresholds) for rule in self.rules]
         within = [rule for rule, ms in zip(self.rules, spent, strict=True) if ms <= target.ms]
         if within:
             choice = self._taken("time budget", _most_accurate(within))
-            unmet = None
         else:
             k = int(np.argmin(spent))
-            unmet = (
+            choice = self._taken(
+                "time budget",
+                self.rules[k],
                 f"{target.ms:g} ms a row can't be kept: the quickest rule takes {spent[k]:.3g} ms on this machine, "
-                "which is the closest."
+                "which is the closest.",
             )
-            choice = self._taken("time budget", self.rules[k], unmet)
-        choice.provenance["ms"] = self.milliseconds(choice.thresholds)
-        choice.provenance["exit_ms"] = self.times.tolist()
+        choice.provenance["ms"] = self.times.ms(self.propose.score, choice.thresholds)
+        choice.provenance["exit_ms"] = list(self.times.exit_ms)
         return choice
-
-    def milliseconds(self, thresholds: Sequence[float]) -> float:
-        """Mean cumulative block time of the proposing rows under these thresholds."""
-        assert self.times is not None
-        return float(self.times[leave_at(self.propose.score, thresholds)].mean())
 
     def _max_drop(self, target: MaxDrop) -> Choice:
         # What leaving early seems to gain isn't counted on.

@@ -1,1 +1,1 @@
-"""Where the jobs' rows come from: files of arrays, texts and pictures."""
+"""The jobs' rows: files to record, opened records, labelled rows and their parts, a point's figures on them."""

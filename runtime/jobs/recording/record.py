@@ -157,7 +157,7 @@ class _Recording:
         except InputError as error:
             raise InputError(f"{name}, in rows {start} to {start + chunk.rows - 1}: {error}") from error
         made = parts[0] if len(parts) == 1 else _together(parts, [positions for positions, _ in chunk.parts])
-        return replace(made, labels=chunk.labels)
+        return replace(made, truth=chunk.labels)
 
 
 def _together(parts: Sequence[Records], positions: Sequence[NDArray[np.int64]]) -> Records:
@@ -181,6 +181,7 @@ def _together(parts: Sequence[Records], positions: Sequence[NDArray[np.int64]]) 
         routing=maybe("routing"),
         external=maybe("external"),
         reservation=maybe("reservation"),
+        routing_seen=parts[0].routing_seen,
     )
 
 
@@ -286,9 +287,9 @@ def _index(first: Records, manifest: Manifest, rows: int) -> Index:
         rows=rows,
         classes=len(manifest.classes),
         routing=len(manifest.routing),
-        routing_seen=[[manifest.routing.index(name) for name in e.routing] for e in manifest.exits],
+        routing_seen=[list(layers) for layers in manifest.routing_seen],
         features=None if first.features is None else [list(f.shape[1:]) for f in first.features],
         external=first.external is not None,
         reservation=first.reservation is not None,
-        labelled=first.labels is not None,
+        labelled=first.truth is not None,
     )

@@ -132,3 +132,28 @@ def test_example_c1_plain_error_prefers_a_lie_and_the_corrected_one_does_not(k):
     assert plain[1] == pytest.approx((1 / k) * (1 - 1 / k) / n, rel=0.1)
     assert plain[1] < plain[0]
     assert corrected[0] < corrected[1]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_resamples_are_counted_in_the_bins_of_all_rows(tied):
+    rng = np.random.default_rng(0)
+    c, counts = rng.random(200), rng.multinomial(200, np.full(200, 1 / 200), size=5)
+    c = np.round(c, 1) if tied else c
+    t = np.sort(rng.random(200) < c)
+    ones = metrics.confce_corr_resampled(c, t, np.ones((3, 200)), seed=7)
+    assert ones == pytest.approx(200 * metrics.confce_corr(c, t, seed=7))
+    shuffled = np.random.default_rng(7).permutation(200)
+    order = shuffled[np.argsort(c[shuffled], kind="stable")]
+    want = [
+        (sum((k[b] @ (c - t)[b]) ** 2 for b in np.split(order, np.arange(1, 6) * 200 // 6)) + k @ ~t) / 200
+        for k in counts
+    ]
+    assert metrics.confce_corr_resampled(c, t, counts, seed=7) == pytest.approx(want)
+
+
+def test_resamples_of_few_rows_and_of_none():
+    assert np.isnan(metrics.confce_corr_resampled([], [], np.ones((2, 0)))).all()
+    one = metrics.confce_corr_resampled([0.5, 0.9], [1, 0], np.ones((1, 2)), bins=5)
+    assert one == pytest.approx(2 * metrics.confce_corr([0.5, 0.9], [1, 0], bins=5))
+    with pytest.raises(InputError, match=r"counts: expected shape \(resamples, 2\)"):
+        metrics.confce_corr_resampled([0.5, 0.9], [1, 0], np.ones((1, 3)))

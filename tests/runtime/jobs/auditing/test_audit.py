@@ -6,50 +6,18 @@ import re
 import msgspec
 import numpy as np
 import pytest
-from offramp.runtime import Cascade, InputError, Records, sample, scores
+from made_records import routed, saved
+from offramp.runtime import Cascade, InputError, sample
 from offramp.runtime.cli import main
-from offramp.runtime.jobs.auditing import audit as job
 from offramp.runtime.jobs.auditing.audit import audit_bundle, audit_records, describe, table
 from offramp.runtime.jobs.recording.record import record
-from offramp.runtime.records import SCHEMA, Index, RecordsWriter, write_index
+from offramp.runtime.records import read_index, write_index
 
 QUICK = {"permutations": 200, "replicates": 200, "seeds": 2}
 
 
-def write(
-    folder, *, rows=600, decides=False, seen=((), (0,), (0, 1)), labelled=True, manifest="", routing=True, seed=0
-):
-    """Records of three exits and two routing layers; the first layer may decide who is right at exit 1."""
-    random = np.random.default_rng(seed)
-    level = random.random(rows)
-    h = np.stack([level * 0.9, level * 0.2]).astype(np.float32)
-    z = random.normal(0, 1.5, (3, rows, 3)).astype(np.float32)
-    right = random.random(rows) < 0.7 if not decides else level > 0.5
-    y = np.where(right, z[1].argmax(axis=1), z[1].argmin(axis=1))
-    folder.mkdir()
-    index = Index(
-        schema=SCHEMA,
-        manifest=manifest,
-        exits=3,
-        rows=rows,
-        classes=3,
-        routing=2 if routing else 0,
-        routing_seen=[list(layers) for layers in seen] if seen is not None else None,
-        labelled=labelled,
-    )
-    writer = RecordsWriter(folder, index)
-    writer.append(
-        Records(
-            logits=z,
-            score=np.stack([scores.log_odds(each) for each in z]).astype(np.float32),
-            label=z.argmax(axis=2),
-            flops=np.ones((3, rows), np.int64),
-            routing=h if routing else None,
-            labels=y if labelled else None,
-        )
-    )
-    writer.close()
-    return folder
+def write(folder, manifest="", **options):
+    return saved(routed(**options), folder, manifest)
 
 
 def test_only_exits_that_have_seen_routing_are_audited_by_their_own_numbers(tmp_path):
@@ -111,7 +79,7 @@ def audited(tmp_path):
     """A bundle that records claim to be of; it is never run."""
     with Cascade.load(sample.BUNDLE) as cascade:
         digest = cascade.manifest.digest
-    return write(tmp_path / "r", manifest=digest)
+    return write(tmp_path / "r", manifest=digest, classes=10)
 
 
 def test_the_folder_holds_the_figures_and_a_page_that_needs_no_network(audited, tmp_path):
@@ -145,7 +113,7 @@ def test_the_command_prints_the_verdict_and_refuses_in_one_line(audited, tmp_pat
 
 
 def test_records_of_another_bundle_and_models_without_routing_are_refused(audited, tmp_path):
-    index = job.read_index(audited)
+    index = read_index(audited)
     write_index(audited, msgspec.structs.replace(index, manifest="0" * 64))
     with pytest.raises(InputError, match="recorded from another bundle"):
         audit_bundle(sample.BUNDLE, audited, tmp_path / "a")

@@ -1,6 +1,5 @@
 """The calibration job: what it promises holds on new rows, what it can't it says, and nothing half-done is left."""
 
-import importlib
 import json
 import math
 import os
@@ -17,20 +16,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_records import made_up
+from made_records import made_up, routed, saved
 from offramp.runtime import Cascade, InputError, OperatingPoint, sample
 from offramp.runtime.cli import main
-from offramp.runtime.jobs.calibrating.calibrate import CalibrationRefused, calibrate
-from offramp.runtime.jobs.calibrating.choose_points import choose_points
-from offramp.runtime.jobs.calibrating.expected import expected
-from offramp.runtime.jobs.calibrating.history import read_version
-from offramp.runtime.jobs.calibrating.labelled_rows import check_labels, labelled_rows
-from offramp.runtime.jobs.calibrating.source import own_logits
-from offramp.runtime.jobs.calibrating.splits import split_rows
+from offramp.runtime.jobs.bundles.time_model import TimeModel
+from offramp.runtime.jobs.calibrating.calibrate import calibrate
+from offramp.runtime.jobs.calibrating.choose_points import Asked, choose_points
+from offramp.runtime.jobs.calibrating.history import History, read_version
+from offramp.runtime.jobs.calibrating.result import CalibrationRefused
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs
+from offramp.runtime.jobs.data.expected import expected
+from offramp.runtime.jobs.data.labelled_rows import check_labels, labelled_rows
+from offramp.runtime.jobs.data.opened import own_logits
+from offramp.runtime.jobs.data.splits import split_labelled, split_rows
 from offramp.runtime.jobs.recording.record import record
 from offramp.runtime.points import full
-from offramp.runtime.records import SCHEMA, Index, RecordsWriter
 from offramp.runtime.simulate import simulate
 
 
@@ -54,10 +54,12 @@ def digits(sample_bundle, tmp_path_factory):
         return record(cascade, folder / "d.npz", folder / "r")
 
 
-def points_of(records, **options):
-    evidence = labelled_rows(records)
-    points, _, unmet, _ = choose_points(evidence, split_rows(evidence.truth, 0), **options)
-    return points, unmet
+MS = TimeModel.given([1, 2, 3, 4], 4)
+
+
+def points_of(records, times=None, **asked):
+    chosen = choose_points(split_labelled(labelled_rows(records), 0), Asked(**asked), times)
+    return chosen.points, chosen.unmet
 
 
 def test_parts_are_disjoint_complete_stratified_and_seeded():
@@ -75,7 +77,7 @@ def test_parts_are_disjoint_complete_stratified_and_seeded():
 
 def test_points_keep_their_targets_on_new_rows():
     targets = [Budget(0.5, "half"), MaxDrop(0.02), Guarantee(0.03, 0.05), MaxMs(2.0)]
-    points, unmet = points_of(made_up(), targets=targets, abstain=[AbstainRisk(0.1)], times=[1, 2, 3, 4])
+    points, unmet = points_of(made_up(), targets=targets, abstain=[AbstainRisk(0.1)], times=MS)
     assert not unmet
     assert list(points) == ["full", "half", "max-drop-2%", "guarantee-3%", "max-ms-2"]
     fresh = labelled_rows(made_up(rows=20_000, seed=1))
@@ -94,7 +96,7 @@ def test_points_keep_their_targets_on_new_rows():
 
 def test_what_cannot_be_kept_says_so_and_names_the_closest():
     targets = [Budget(0.1, "tiny"), Guarantee(0.0005, 0.05), MaxMs(0.5)]
-    points, unmet = points_of(made_up(rows=400), targets=targets, abstain=[AbstainRisk(0.001)], times=[1, 2, 3, 4])
+    points, unmet = points_of(made_up(rows=400), targets=targets, abstain=[AbstainRisk(0.001)], times=MS)
     said = "\n".join(unmet)
     assert "the first exit alone costs 25%, which is the closest" in said
     assert "the smallest these rows could promise is" in said
@@ -153,14 +155,45 @@ def test_calibrators_are_fitted_where_they_help_and_are_served_as_simulated(bund
 
 def test_rows_with_no_label_decide_nothing_and_are_reported(tmp_path):
     records = made_up(rows=2000)
-    labels = records.labels.copy()
+    labels = records.truth.copy()
     labels[:300] = -1
-    result = calibrate(None, replace(records, labels=labels), out=tmp_path / "o", report=False)
+    result = calibrate(None, replace(records, truth=labels), out=tmp_path / "o", report=False)
     assert result.provenance["labelled"] == 1700
     assert any("300 of 2000 rows are labelled −1" in note for note in result.notes)
     assert {line["rows"] for line in result.shifts if line["shift"] == "unlabelled"} == {300}
-    used = np.concatenate([result.evidence.rows[part] for part in (result.split.fit, result.split.certify)])
+    used = np.concatenate([result.rows.labelled.rows[part] for part in (result.split.fit, result.split.certify)])
     assert used.min() >= 300
+
+
+@pytest.mark.parametrize("decides", [True, False])
+def test_records_in_memory_give_what_their_folder_gives_routing_included(tmp_path, decides):
+    records = routed(1600, decides=decides, seen=((), (0, 1), (0, 1)))
+    folder = saved(records, tmp_path / "r")
+    asked = {"targets": [Budget(0.8, "b")], "calibrators": ["platt", "ar_condcal"] if decides else "auto"}
+    one, two = (
+        calibrate(None, given, out=tmp_path / name, report=False, **asked)
+        for name, given in (("memory", records), ("folder", folder))
+    )
+    assert any(note.startswith("audit of the routing: ") for note in one.notes)
+    assert one.provenance == two.provenance
+    assert ("ar_condcal" in one.provenance["calibrators"]) is decides
+    for table in ("notes", "unmet", "points", "promises", "tried"):
+        assert getattr(one, table) == getattr(two, table)
+    for name, point in one.calibration.points.items():
+        same = two.calibration.points[name]
+        assert (same.thresholds, same.abstain_below) == (point.thresholds, point.abstain_below)
+        assert [c.to_dict() for c in same.calibrators] == [c.to_dict() for c in point.calibrators]
+
+
+@pytest.mark.parametrize(
+    ("seen", "message"),
+    [(None, "doesn't say which exit has seen which routing"), (((), (0,), (2,)), "doesn't fit its 2 layers")],
+)
+def test_routing_that_nobody_says_who_has_seen_is_refused(tmp_path, seen, message):
+    records = replace(routed(200), routing_seen=seen)
+    for given in (records, saved(records, tmp_path / "r")):
+        with pytest.raises(InputError, match=message):
+            calibrate(None, given, out=tmp_path / "o")
 
 
 # ---------------------------------------------------------------- data that can't be calibrated on
@@ -210,10 +243,10 @@ def test_targets_out_of_range_are_refused(wrong):
 
 def test_labels_that_count_classes_in_another_order_are_refused(tmp_path):
     records = made_up(rows=1000, classes=10)
-    moved = replace(records, labels=(records.labels + 3) % 10)
+    moved = replace(records, truth=(records.truth + 3) % 10)
     with pytest.raises(InputError, match=r"once classes are renamed .* another order than the model's columns"):
         calibrate(None, moved, out=tmp_path / "o")
-    noise = replace(records, labels=np.random.default_rng(7).integers(0, 10, 1000))
+    noise = replace(records, truth=np.random.default_rng(7).integers(0, 10, 1000))
     assert any("are the labels those of these rows" in note for note in check_labels(labelled_rows(noise)))
 
 
@@ -237,16 +270,16 @@ def test_own_logits_are_checked_by_name(tmp_path):
 def test_degenerate_data_gets_an_honest_answer(tmp_path, kind):
     records = made_up(rows=50 if kind == "fifty rows" else 600, exits=1 if kind == "one exit" else 4)
     if kind == "one class":
-        keep = np.flatnonzero(records.labels == 2)
+        keep = np.flatnonzero(records.truth == 2)
         logits = records.logits[:, keep]
-        records = own_logits(list(logits), records.labels[keep])
+        records = own_logits(list(logits), records.truth[keep])
     elif kind == "all right":
-        y = records.labels
+        y = records.truth
         logits = [records.logits[j] + 40 * np.eye(5, dtype=np.float32)[y] for j in range(4)]
         records = own_logits(logits, y)
     elif kind == "all wrong":
         flipped = np.where(records.label[-1] == 0, 1, 0)
-        records = replace(records, labels=np.where((records.label == flipped).any(axis=0), -1, flipped))
+        records = replace(records, truth=np.where((records.label == flipped).any(axis=0), -1, flipped))
     result = calibrate(
         None,
         records,
@@ -341,17 +374,16 @@ def test_the_same_data_again_is_not_refused_and_gives_the_same(tmp_path):
 
 def test_two_at_once_lose_neither(tmp_path, monkeypatch):
     looked = threading.Barrier(2)
-    jobs = importlib.import_module("offramp.runtime.jobs.calibrating.calibrate")
-    current = jobs._current
+    in_force = History.in_force
 
-    def slowly(*arguments):
-        found = current(*arguments)
+    def slowly(home):
+        found = in_force(home)
         # Both have looked at the one in force, unless the second must wait for the first.
         with suppress(threading.BrokenBarrierError):
             looked.wait(0.5)
         return found
 
-    monkeypatch.setattr(jobs, "_current", slowly)
+    monkeypatch.setattr(History, "in_force", slowly)
     out = tmp_path / "o"
 
     def one(seed):
@@ -482,7 +514,7 @@ def test_own_logits_need_no_bundle(capsys, tmp_path):
     for j, z in enumerate(records.logits):
         np.save(tmp_path / f"{j}.npy", z)
         files.append(tmp_path / f"{j}.npy")
-    np.save(tmp_path / "y.npy", records.labels)
+    np.save(tmp_path / "y.npy", records.truth)
     np.savez(tmp_path / "g.npz", sex=np.arange(500) % 2)
     code, out, err = run(
         capsys, "calibrate", "--logits", *files, "--labels", tmp_path / "y.npy", "--flops", "1,2,3,4",
@@ -536,22 +568,11 @@ def test_options_that_mean_nothing_are_exit_code_2(capsys, tmp_path, options, me
     assert run(capsys, "calibrate", records, "--out", tmp_path / "o", "--budget", "100%")[0] == 0
 
 
-def saved(records, folder):
-    """The records as a folder of no bundle."""
-    folder.mkdir()
-    exits, rows, classes = records.logits.shape
-    index = Index(schema=SCHEMA, manifest="", exits=exits, rows=rows, classes=classes, labelled=True)
-    writer = RecordsWriter(folder, index)
-    writer.append(records)
-    writer.close()
-    return folder
-
-
 def test_a_refusal_is_exit_code_3_and_force_is_0(capsys, tmp_path):
     good, out = made_up(rows=6000, seed=1), tmp_path / "o"
     options = ["--out", out, "--budget", "b=0.6", "--abstain-risk", "none", "--calibrator", "none"]
     assert run(capsys, "calibrate", saved(good, tmp_path / "good"), *options)[0] == 0
-    rows = split_rows(good.labels, 0).propose
+    rows = split_rows(good.truth, 0).propose
     score = good.score.copy()
     score[:-1, rows] = np.random.default_rng(0).permuted(score[:-1, rows], axis=1) * 0.05
     spoilt = saved(replace(good, score=score), tmp_path / "spoilt")

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from made_records import made_up
 from offramp.runtime import metrics
-from offramp.runtime.jobs.calibrating.calibrate import calibrate
-from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, MaxDrop
+from offramp.runtime.jobs import AbstainRisk, Budget, MaxDrop, calibrate
 
 ODD = "<b>$x_1$ & “ünï” 中文"
 
@@ -18,7 +17,7 @@ ODD = "<b>$x_1$ & “ünï” 中文"
 def result(tmp_path_factory):
     out = tmp_path_factory.mktemp("report") / "o"
     outside = made_up(rows=300, seed=9)
-    outside = replace(outside, labels=np.full(300, -1))
+    outside = replace(outside, truth=np.full(300, -1))
     return calibrate(
         None,
         made_up(rows=2000, sharp=2.0),

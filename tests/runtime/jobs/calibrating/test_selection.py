@@ -3,17 +3,18 @@
 import numpy as np
 import pytest
 from made_records import made_up
-from offramp.runtime import calibration
-from offramp.runtime.jobs.calibrating.labelled_rows import labelled_rows
+from offramp.runtime import OperatingPoint, calibration, metrics, scores
+from offramp.runtime.jobs.calibrating.comparison import compare_points
 from offramp.runtime.jobs.calibrating.selection import AUTO, Selector, pooled, resolve
-from offramp.runtime.jobs.calibrating.source import own_logits
+from offramp.runtime.jobs.data.labelled_rows import labelled_rows
+from offramp.runtime.jobs.data.opened import own_logits
 from offramp.runtime.points import full
 
 
 def selector(records, names, rows=None):
-    evidence = labelled_rows(records)
-    evidence = evidence if rows is None else evidence.take(rows)
-    return Selector(evidence, np.arange(len(evidence)) % 3 > 0, names)
+    labelled = labelled_rows(records)
+    labelled = labelled if rows is None else labelled.take(rows)
+    return Selector(labelled, np.arange(len(labelled)) % 3 > 0, names)
 
 
 def test_calibrated_logits_are_left_alone():
@@ -92,3 +93,24 @@ def test_names_are_resolved_simplest_first():
     assert resolve("auto", True)[-1] == "ar_condcal"
     assert resolve("none", False) == ("identity",)
     assert resolve(["cwmcs", "temperature"], False) == ("identity", "temperature", "cwmcs")
+
+
+def test_ties_are_broken_at_random_and_alike_where_calibrators_are_chosen_and_compared():
+    rows, rng = 3000, np.random.default_rng(0)
+    sure = rng.integers(1, 4, rows)
+    right = np.sort(rng.random(rows) < 0.6)
+    z = np.zeros((rows, 3), np.float32)
+    z[:, 0] = sure
+    records = own_logits([z], np.where(right, 0, 1)).records
+    chooser = selector(records, ("identity", "platt"))
+    (plain,) = (line for line in chooser.choose(full(1).thresholds)[1] if line.calibrator == "identity")
+    judged = labelled_rows(records).take(np.flatnonzero(~chooser.is_fit))
+    warm = calibration.get("temperature").fit(z, judged.label[0][0] + np.zeros(rows, int))
+    old, new = OperatingPoint((-np.inf,), calibrators=(warm,)), OperatingPoint((-np.inf,))
+    compared = compare_points({"p": old}, {"p": new}, judged, seed=chooser.seed)
+    (line,) = (line for line in compared if line.figure == "n·ConfCE^corr")
+    confidence = scores.sigmoid(judged.score[0])
+    want = len(judged) * metrics.confce_corr(confidence, judged.correct[0], seed=chooser.seed)
+    assert line.new == pytest.approx(want)
+    assert plain.confce_corr == pytest.approx(want)
+    assert want < len(judged) * metrics.confce_corr(confidence, judged.correct[0]) / 3, "outcomes decided the ties"

@@ -48,9 +48,9 @@ def test_every_kind_of_data_gives_the_same_records(cascade, tmp_path, kind):
     assert (got.flops == expected.flops).all()
     assert seen[-1] == (50, 50)
     if kind == "npy":
-        assert got.labels is None
+        assert got.truth is None
     else:
-        assert (got.labels == y).all()
+        assert (got.truth == y).all()
 
 
 @pytest.mark.parametrize(

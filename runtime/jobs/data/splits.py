@@ -5,11 +5,13 @@ they hold; `test` decides nothing, it only reports.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from offramp.runtime import arrays
-from offramp.runtime.arrays import Ints
+from offramp.runtime.arrays import Bools, Ints
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows, row_keys
 
 SHARES = {"fit": 0.30, "select": 0.15, "certify": 0.275, "test": 0.275}
 """A promise and the figures that check it need most: certify and test are as large as each other."""
@@ -31,6 +33,53 @@ class Split:
 
     def sizes(self) -> dict[str, int]:
         return {part: len(getattr(self, part)) for part in SHARES}
+
+
+@dataclass(frozen=True)
+class SplitRows:
+    """Rows in their parts. everything: all that were recorded; labelled: those with a label, which `split` numbers."""
+
+    everything: LabelledRows
+    labelled: LabelledRows
+    split: Split
+
+    @cached_property
+    def unlabelled(self) -> LabelledRows:
+        """Rows labelled −1: unknown, or out of scope."""
+        return self.everything.take(np.flatnonzero(self.everything.truth < 0))
+
+    @cached_property
+    def propose(self) -> LabelledRows:
+        return self.labelled.take(self.split.propose)
+
+    @cached_property
+    def is_fit(self) -> Bools:
+        """Which of the proposing rows are of the fit part."""
+        return np.isin(self.split.propose, self.split.fit)
+
+    @cached_property
+    def certify(self) -> LabelledRows:
+        return self.labelled.take(self.split.certify)
+
+    @cached_property
+    def test(self) -> LabelledRows:
+        return self.labelled.take(self.split.test)
+
+    @cached_property
+    def keys(self) -> NDArray[np.uint64]:
+        """A number for each labelled row (see `row_keys`)."""
+        return row_keys(self.labelled)
+
+    @property
+    def made_from(self) -> NDArray[np.uint64]:
+        """Numbers of the rows that decide something: all but test's."""
+        return np.delete(self.keys, self.split.test)
+
+
+def split_labelled(everything: LabelledRows, seed: int) -> SplitRows:
+    """The rows that have a label, in their parts."""
+    labelled = everything.take(np.flatnonzero(everything.truth >= 0))
+    return SplitRows(everything, labelled, split_rows(labelled.truth, seed))
 
 
 def split_rows(labels: ArrayLike, seed: int) -> Split:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 from offramp.runtime.arrays import Bools, Floats
-from offramp.runtime.jobs.calibrating.labelled_rows import LabelledRows, outcome_of
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of
+from offramp.runtime.jobs.plain_json import number
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.simulate import Simulation
 
@@ -14,6 +15,8 @@ from offramp.runtime.simulate import Simulation
 Z = 1.959963984540054
 
 Interval = tuple[float, float]
+Line = dict[str, Any]
+"""One line of a table: flat, so that data frames take it."""
 
 
 def wilson(hits: int, total: int) -> Interval | None:
@@ -34,21 +37,19 @@ def mean_interval(values: Floats) -> Interval | None:
     return float(values.mean()) - half, float(values.mean()) + half
 
 
-def expected(evidence: LabelledRows, point: OperatingPoint, outcome: Simulation | None = None) -> dict[str, Any]:
+def expected(labelled: LabelledRows, point: OperatingPoint, outcome: Simulation | None = None) -> dict[str, Any]:
     """The point's figures on these rows, JSON-able; None where there is nothing to measure.
 
     accuracy, coverage (share answered), risk (error among the answered), drop (accuracy of the full model
     minus the point's), flops, flops_fraction (of the full model's mean), exit_shares. intervals: 95%, Wilson's
     for shares, normal for means and for the paired drop.
     """
-    outcome = outcome_of(evidence, point) if outcome is None else outcome
-    n = len(evidence)
-    right: Bools = outcome.label == evidence.truth
+    outcome = outcome_of(labelled, point) if outcome is None else outcome
+    n = len(labelled)
+    right: Bools = outcome.label == labelled.truth
     kept = ~outcome.abstain
-    whole = evidence.flops[-1].astype(np.float64)
-    mean = float(whole.mean()) if n else float("nan")
-    spent = outcome.flops / (mean or 1.0)
-    drop = evidence.correct[-1].astype(np.float64) - right
+    spent = outcome.flops / labelled.full_flops
+    drop = labelled.correct[-1].astype(np.float64) - right
     wrong = int((~right[kept]).sum())
     return {
         "rows": n,
@@ -58,7 +59,7 @@ def expected(evidence: LabelledRows, point: OperatingPoint, outcome: Simulation 
         "flops_fraction": number(spent.mean()) if n else None,
         "coverage": number(kept.mean()) if n else None,
         "risk": wrong / int(kept.sum()) if kept.any() else None,
-        "exit_shares": (np.bincount(outcome.exit, minlength=evidence.exits) / max(n, 1)).tolist(),
+        "exit_shares": (np.bincount(outcome.exit, minlength=labelled.exits) / max(n, 1)).tolist(),
         "intervals": {
             "accuracy": wilson(int(right.sum()), n),
             "drop": mean_interval(drop),
@@ -69,13 +70,7 @@ def expected(evidence: LabelledRows, point: OperatingPoint, outcome: Simulation 
     }
 
 
-def number(value: Any) -> float | None:
-    """A finite float, or None: JSON has neither NaN nor infinity."""
-    value = float(value)
-    return value if math.isfinite(value) else None
-
-
-def flat(figures: Mapping[str, Any]) -> dict[str, Any]:
+def flat(figures: Mapping[str, Any]) -> Line:
     """Figures as one line of a table: intervals become …_low and …_high, exit shares exit_0_share…"""
     line = {key: value for key, value in figures.items() if key not in ("intervals", "exit_shares")}
     for key, interval in figures.get("intervals", {}).items():

@@ -1,7 +1,6 @@
 """The labelled rows that calibration works on: small arrays in memory, logits left on disk until they are read."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +61,11 @@ class LabelledRows:
     def exits(self) -> int:
         return len(self.logits)
 
+    @property
+    def full_flops(self) -> float:
+        """Mean FLOPs of running to the end, of which shares are taken: 1 where that's free, NaN without rows."""
+        return (float(self.flops[-1].mean()) or 1.0) if len(self) else float("nan")
+
     def take(self, at: Ints) -> "LabelledRows":
         """Some of these rows, by their place here."""
         return LabelledRows(
@@ -83,21 +87,20 @@ class LabelledRows:
         return {"routing": np.asarray(self.routing[: None if self.layers is None else self.layers[exit], rows])}
 
 
-def labelled_rows(records: Records, layers: Sequence[int] | None = None) -> LabelledRows:
+def labelled_rows(records: Records) -> LabelledRows:
     """Every row of the records, checked for what makes calibration meaningless.
 
-    layers: how many routing layers each exit has seen. Raises InputError for records without labels or
-    exits, labels that are no class, and NaN scores.
+    Raises InputError for records without labels or exits, labels that are no class, and NaN scores.
     """
     if not len(records.logits):
         raise InputError("records: no exit.")
-    if records.labels is None:
+    if records.truth is None:
         raise InputError("records have no labels: calibration needs a `labels` column in the recorded data.")
     classes = {int(z.shape[1]) for z in records.logits}
     if len(classes) > 1:
         raise InputError(f"records: exits differ in their number of classes, {[z.shape[1] for z in records.logits]}.")
     count = len(records)
-    truth = arrays.labels(records.labels, count, classes.copy().pop())
+    truth = arrays.labels(records.truth, count, classes.copy().pop())
     everything = np.arange(count)
     known = truth >= 0
     bad = np.flatnonzero(known & np.isnan(records.score).any(axis=0))
@@ -112,21 +115,21 @@ def labelled_rows(records: Records, layers: Sequence[int] | None = None) -> Labe
         rows=everything,
         classes=classes.pop(),
         routing=records.routing,
-        layers=None if layers is None else tuple(layers),
+        layers=None if records.routing_seen is None else tuple(map(len, records.routing_seen)),
     )
 
 
-def check_labels(evidence: LabelledRows) -> list[str]:
+def check_labels(labelled: LabelledRows) -> list[str]:
     """What is odd about the labels, in words. Raises InputError where they can't be what they claim to be.
 
-    evidence: labelled rows only. Fewer than 50 are refused; so are labels that fit the predictions well once
+    labelled: those with a label only. Fewer than 50 are refused; so are labels that fit the predictions well once
     classes are renamed one to one, which is a wrong order of columns.
     """
-    if len(evidence) < FEWEST_ROWS:
-        raise InputError(f"records have {len(evidence)} labelled rows, expected at least {FEWEST_ROWS}.")
+    if len(labelled) < FEWEST_ROWS:
+        raise InputError(f"records have {len(labelled)} labelled rows, expected at least {FEWEST_ROWS}.")
     odd = []
-    present = np.unique(evidence.truth)
-    right = evidence.correct[-1]
+    present = np.unique(labelled.truth)
+    right = labelled.correct[-1]
     accuracy = float(right.mean())
     if len(present) == 1:
         odd.append(
@@ -134,9 +137,9 @@ def check_labels(evidence: LabelledRows) -> list[str]:
             "known of the others."
         )
     else:
-        _refuse_renamed(evidence, accuracy)
-        commonest = float(np.bincount(evidence.truth).max() / len(evidence))
-        if accuracy <= commonest + 2 * (commonest * (1 - commonest) / len(evidence)) ** 0.5:
+        _refuse_renamed(labelled, accuracy)
+        commonest = float(np.bincount(labelled.truth).max() / len(labelled))
+        if accuracy <= commonest + 2 * (commonest * (1 - commonest) / len(labelled)) ** 0.5:
             odd.append(
                 f"the last exit is right on {accuracy:.1%} of the rows, hardly more than the {commonest:.1%} of always "
                 "answering the commonest class: are the labels those of these rows?"
@@ -146,13 +149,13 @@ def check_labels(evidence: LabelledRows) -> list[str]:
     return odd
 
 
-def _refuse_renamed(evidence: LabelledRows, accuracy: float) -> None:
+def _refuse_renamed(labelled: LabelledRows, accuracy: float) -> None:
     if accuracy >= RENAMED:
         return
     from scipy.optimize import linear_sum_assignment
     from scipy.sparse import coo_matrix
 
-    truth, answer = evidence.truth, evidence.label[-1]
+    truth, answer = labelled.truth, labelled.label[-1]
     # Only classes that occur: with many thousands of classes the full table would be large.
     names_t, t = np.unique(truth, return_inverse=True)
     names_a, a = np.unique(answer, return_inverse=True)
@@ -168,16 +171,21 @@ def _refuse_renamed(evidence: LabelledRows, accuracy: float) -> None:
         )
 
 
-def row_keys(evidence: LabelledRows) -> NDArray[np.uint64]:
+def evenly(rows: int, most: int) -> Ints:
+    """At most so many places among the rows, evenly spread."""
+    return np.arange(rows) if rows <= most else np.unique(np.linspace(0, rows - 1, most).astype(np.int64))
+
+
+def row_keys(labelled: LabelledRows) -> NDArray[np.uint64]:
     """A number for each row, from its label and its scores at all exits: the same row has it again tomorrow."""
-    score = np.ascontiguousarray(evidence.score.T)
-    keys = np.empty(len(evidence), np.uint64)
-    for i, (row, truth) in enumerate(zip(score, evidence.truth.tolist(), strict=True)):
+    score = np.ascontiguousarray(labelled.score.T)
+    keys = np.empty(len(labelled), np.uint64)
+    for i, (row, truth) in enumerate(zip(score, labelled.truth.tolist(), strict=True)):
         digest = hashlib.blake2b(row.tobytes() + truth.to_bytes(8, "little", signed=True), digest_size=8).digest()
         keys[i] = int.from_bytes(digest, "little")
     return keys
 
 
-def outcome_of(evidence: LabelledRows, point: OperatingPoint) -> Simulation:
+def outcome_of(labelled: LabelledRows, point: OperatingPoint) -> Simulation:
     """What the operating point does on these rows (see `simulate`)."""
-    return simulate(evidence, point, routing_layers=evidence.layers)
+    return simulate(labelled, point, routing_layers=labelled.layers)

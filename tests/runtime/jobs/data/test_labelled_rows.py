@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.calibrating.labelled_rows import labelled_rows
-from offramp.runtime.jobs.calibrating.source import own_logits
+from offramp.runtime.jobs.data.labelled_rows import labelled_rows
+from offramp.runtime.jobs.data.opened import own_logits
 from offramp.runtime.scores import LARGEST
 
 

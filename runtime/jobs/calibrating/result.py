@@ -1,0 +1,110 @@
+"""What the calibration job found, stage by stage."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from offramp.runtime.calibration_file import Calibration
+from offramp.runtime.errors import OfframpError
+from offramp.runtime.jobs.calibrating.choose_points import Chosen
+from offramp.runtime.jobs.calibrating.comparison import Comparison
+from offramp.runtime.jobs.calibrating.promises import held
+from offramp.runtime.jobs.calibrating.shift import Elsewhere
+from offramp.runtime.jobs.data.expected import Line, flat
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows
+from offramp.runtime.jobs.data.splits import Split, SplitRows
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The new calibration, with what each stage found.
+
+    Tables are lists of flat dicts, one a line: `pandas.DataFrame(result.points)`. said: what is odd about the data,
+    and the verdict of the routing's audit. classes: their names, where there is a bundle. files: report.html and
+    metrics.json. written: the folder in history/, None until it is published.
+    """
+
+    calibration: Calibration
+    rows: SplitRows
+    chosen: Chosen
+    elsewhere: Elsewhere
+    comparison: Comparison
+    said: tuple[str, ...] = ()
+    classes: tuple[str, ...] | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    written: Path | None = None
+
+    @property
+    def split(self) -> Split:
+        """Which of the labelled rows are of which part."""
+        return self.rows.split
+
+    @property
+    def test(self) -> LabelledRows:
+        """The rows that decided nothing: every figure comes from them."""
+        return self.rows.test
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        return self.calibration.provenance
+
+    @property
+    def points(self) -> list[Line]:
+        """A line an operating point: its figures on the test rows."""
+        return [{"point": name, **flat(point.expected)} for name, point in self.calibration.points.items()]
+
+    @property
+    def promises(self) -> list[Line]:
+        """A line a promise, against what the test rows showed (see `held`)."""
+        points = self.calibration.points
+        return [
+            {"point": name, **promise}
+            for name, point in points.items()
+            for promise in held(point, flat(point.expected))
+        ]
+
+    @property
+    def tried(self) -> list[Line]:
+        """Calibrators, a line each by point and exits."""
+        return list(self.chosen.tried)
+
+    @property
+    def compared(self) -> list[Line]:
+        """A line a figure of a point: against the calibration in force."""
+        return [asdict(one) for one in self.comparison.compared]
+
+    @property
+    def shifts(self) -> list[Line]:
+        """A line a point on other data."""
+        return list(self.elsewhere.lines)
+
+    @property
+    def shift_promises(self) -> list[Line]:
+        """A line a promise on other data."""
+        return list(self.elsewhere.promises)
+
+    @property
+    def unmet(self) -> list[str]:
+        """Targets that can't be kept, with the closest that can."""
+        return list(self.chosen.unmet)
+
+    @property
+    def refused(self) -> list[str]:
+        """Why the new calibration mustn't replace the one in force."""
+        return list(self.comparison.refused)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is odd about the data and the calibration in force."""
+        return [*self.said, *self.elsewhere.notes, *self.comparison.notes]
+
+
+class CalibrationRefused(OfframpError):
+    """The new calibration is significantly worse than the one in force, so nothing was replaced."""
+
+    def __init__(self, result: Calibrated) -> None:
+        first, *others = result.refused
+        more = f"; and {len(others)} more" if others else ""
+        super().__init__(f"the calibration in force is better, so it stays: {first}{more}.")
+        self.result = result
