@@ -21,7 +21,7 @@ from offramp.runtime.calibration.parametric import ParametricTemperature
 from offramp.runtime.calibration.protocol import Calibrator, Given
 from offramp.runtime.calibration.rank_preserving import RankPreservingIsotonic, RankPreservingPower
 from offramp.runtime.calibration.rcmmc import RCMMC
-from offramp.runtime.calibration.registry import from_dict, get, kind, names, register
+from offramp.runtime.calibration.registry import from_dict, get, kind, names, register, unregister
 from offramp.runtime.calibration.solvers.attain import at_confidence
 from offramp.runtime.calibration.temperature import (
     EnsembleTemperature,
@@ -64,4 +64,5 @@ __all__ = [
     "kind",
     "names",
     "register",
+    "unregister",
 ]

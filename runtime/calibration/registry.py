@@ -20,6 +20,12 @@ def register(kind: Kind) -> Kind:
     return kind
 
 
+def unregister(name: str) -> None:
+    """Take a calibrator's name back; bundles that have one of that name can't be loaded from then on."""
+    kind(name)
+    del _registry[name]
+
+
 def names() -> tuple[str, ...]:
     """All registered names."""
     return tuple(_registry)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from offramp.kernels.compact import Report
 from offramp.runtime.errors import CascadeClosed
@@ -57,7 +58,7 @@ class Lane:
 
     def upload(self, name: str, values: Any, rows: int, axis: int) -> Tensor:
         """An array on the device, its last row repeated up to `rows`, in memory that is this lane's for that shape."""
-        host = torch.from_numpy(values)
+        host = torch.from_numpy(np.require(values, requirements="W"))  # torch warns of read-only arrays
         shape = (*host.shape[:axis], rows, *host.shape[axis + 1 :])
         key = (name, shape, host.dtype)
         if key not in self._kept:

@@ -191,12 +191,12 @@ def _labels(table: Table, name: str, rows: int, classes: list[str]) -> NDArray[n
     parts: list[NDArray[np.int64]] = []
     done = 0
     for block in table.blocks({name: 0}, 0, 65_536):
-        parts.append(_class_numbers(block[name], classes, f"{table.path}: {name}", done))
+        parts.append(class_numbers(block[name], classes, f"{table.path}: {name}", done))
         done += len(parts[-1])
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
-def _class_numbers(values: Any, classes: list[str], where: str, first: int) -> NDArray[np.int64]:
+def class_numbers(values: Any, classes: list[str], where: str, first: int) -> NDArray[np.int64]:
     """Class numbers from numbers, or from names (numbers as text are numbers unless a class is called so)."""
     if isinstance(values, np.ndarray) and values.dtype.kind == "U":
         values = values.tolist() if values.ndim == 1 else values

@@ -72,9 +72,7 @@ def test_a_score_that_tells_worse_who_should_leave_is_not_eligible():
         bars = (2.0, 2.0, 2.0, -np.inf)
         _, tried = selector(made_up(rows=4000, sharp=2.0), ("identity", "shuffled")).choose(bars)
     finally:
-        from offramp.runtime.calibration import registry
-
-        registry._registry.pop("shuffled")
+        calibration.unregister("shuffled")
     line = next(line for line in tried if line.calibrator == "shuffled" and line.exits == (0,))
     assert line.eefp < line.eefp_raw
     assert line.eefp_upper < 0

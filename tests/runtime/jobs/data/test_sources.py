@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from offramp.runtime import InputError
 from offramp.runtime.jobs.data.raw_rows import Lines, Pictures
-from offramp.runtime.jobs.data.sources import _class_numbers
+from offramp.runtime.jobs.data.sources import class_numbers
 from offramp.runtime.jobs.data.tables import Npy, Npz, Parquet
 
 ROWS, STEP = 50, 8
@@ -218,7 +218,7 @@ def test_a_folder_a_class(tmp_path):
     ],
 )
 def test_labels_are_numbers_or_names(values, classes, expected):
-    assert _class_numbers(values, classes, "d: labels", 0).tolist() == expected
+    assert class_numbers(values, classes, "d: labels", 0).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_labels_are_numbers_or_names(values, classes, expected):
 )
 def test_other_labels_are_refused_by_row(values, classes, message):
     with pytest.raises(InputError, match=message):
-        _class_numbers(values, classes, "d: labels", 10)
+        class_numbers(values, classes, "d: labels", 10)
 
 
 def test_json_of_the_sample_is_plain(tmp_path):
