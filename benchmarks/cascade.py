@@ -93,7 +93,7 @@ def monoliths(path: Path, threads: int) -> dict[str, Any]:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         else:  # as our own sessions have it, in a chain and alone
             options.add_session_config_entry("session.intra_op.spin_duration_us", spin)
-            if session._use_shared_arena():
+            if session.use_shared_arena():
                 options.enable_mem_pattern = False
                 options.add_session_config_entry("session.use_env_allocators", "1")
         sessions[name] = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -119,11 +119,11 @@ def matched_gap(
 
     confidence, correct, feature: (N,).
     """
-    cells = _cells(confidence, correct, feature, bins)
-    return _gap(cells, min_count)
+    cells = cells_of(confidence, correct, feature, bins)
+    return gap_of(cells, min_count)
 
 
-def _cells(confidence: ArrayLike, correct: ArrayLike, feature: ArrayLike, bins: int) -> Ints:
+def cells_of(confidence: ArrayLike, correct: ArrayLike, feature: ArrayLike, bins: int) -> Ints:
     """(M, 3, 2) rows by confidence bin, tertile and wrong/right: all that the tests below depend on."""
     rows = pairs(confidence, correct)
     rho = arrays.vector(feature, "feature", len(rows))
@@ -132,7 +132,7 @@ def _cells(confidence: ArrayLike, correct: ArrayLike, feature: ArrayLike, bins: 
     return np.bincount(cell, minlength=bins * 6).reshape(bins, 3, 2)
 
 
-def _gap(cells: Ints, min_count: int) -> MatchedGap:
+def gap_of(cells: Ints, min_count: int) -> MatchedGap:
     gaps, weight, low, high = _gaps(cells, min_count)
     shared = int((weight > 0).sum())
     absolute = np.abs(gaps)
@@ -189,7 +189,7 @@ def matched_gap_interval(
 ) -> GapInterval:
     """Bootstrap of `matched_gap`: drawing rows with fixed cuts is one multinomial draw of the cells' counts."""
     level = arrays.fraction(level, "level")
-    cells = _cells(confidence, correct, feature, bins)
+    cells = cells_of(confidence, correct, feature, bins)
     total = int(cells.sum())
     if not total:
         return GapInterval((NAN, NAN), (NAN, NAN), level)
@@ -230,8 +230,8 @@ def matched_gap_permutation(
 
     Only the number of right rows in each tertile matters, and that is hypergeometric: no row is moved.
     """
-    cells = _cells(confidence, correct, feature, bins)
-    observed = _gap(cells, min_count)
+    cells = cells_of(confidence, correct, feature, bins)
+    observed = gap_of(cells, min_count)
     if not observed.shared_bins:
         return Permutation(NAN, NAN, permutations, observed)
     random = np.random.default_rng(seed)

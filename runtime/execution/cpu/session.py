@@ -103,7 +103,7 @@ def resolve_providers(device: str, providers: Sequence[Any] | None) -> list[Any]
     return wanted
 
 
-def _use_shared_arena() -> bool:
+def use_shared_arena() -> bool:
     """Register the process-wide CPU arena once. False in a forked child, whose copy may be locked for ever."""
     global _arena_process
     ort = onnxruntime()
@@ -120,7 +120,7 @@ def _use_shared_arena() -> bool:
         return _arena_process == os.getpid()
 
 
-def _can_spin_briefly(version: str) -> bool:
+def can_spin_briefly(version: str) -> bool:
     """Whether this ONNX Runtime knows spin_duration_us; older ones ignore it and spin for milliseconds."""
     major, minor = (int(part) for part in version.split(".")[:2])
     return (major, minor) >= (1, 27)
@@ -137,14 +137,14 @@ def open_session(path: Path, *, threads: int, providers: list[Any], alone: bool 
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-    if _can_spin_briefly(ort.__version__):
+    if can_spin_briefly(ort.__version__):
         spin = _SPIN_ALONE if alone else _SPIN_IN_A_CHAIN
         options.add_session_config_entry("session.intra_op.spin_duration_us", spin)
     else:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4  # failures are raised; ONNX Runtime's copy on stderr adds nothing
     options.enable_mem_pattern = False
-    if _use_shared_arena():
+    if use_shared_arena():
         options.add_session_config_entry("session.use_env_allocators", "1")
     try:
         return ort.InferenceSession(str(path), options, providers=providers)

@@ -113,11 +113,11 @@ def test_an_interval_resamples_rows_with_fixed_cuts():
     for _ in range(300):
         i = random.integers(0, 600, 600)
         # Values that put each row in the tertile it had: the cuts don't move with the sample.
-        cells = metrics.routing._cells(c[i], t[i], rho[i], 15)
+        cells = metrics.routing.cells_of(c[i], t[i], rho[i], 15)
         third = metrics.tertiles(rho[i], cuts)
         place = np.minimum((np.ceil(c[i] * 15) - 1).astype(int), 14)
         fixed = np.bincount((place * 3 + third) * 2 + t[i], minlength=90).reshape(cells.shape)
-        slow.append(metrics.routing._gap(fixed, 5).weighted)
+        slow.append(metrics.routing.gap_of(fixed, 5).weighted)
     found = metrics.matched_gap_interval(c, t, rho, replicates=3000)
     np.testing.assert_allclose(found.weighted, np.quantile(slow, [0.025, 0.975]), atol=0.02)
     again = metrics.matched_gap_interval(c, t, rho, replicates=3000)

@@ -61,4 +61,4 @@ def test_an_unknown_device_and_a_missing_provider_are_named():
 
 @pytest.mark.parametrize(("version", "can"), [("1.20.1", False), ("1.26.0", False), ("1.27.0", True), ("2.0.0", True)])
 def test_threads_spin_briefly_only_where_the_runtime_knows_how(version, can):
-    assert session._can_spin_briefly(version) is can
+    assert session.can_spin_briefly(version) is can
