@@ -34,8 +34,8 @@ def audit_records(
         all by default, so that a job that reports on test rows can keep them out. The rest as in
         `evidence.audit`; rows without a label are left out.
     Time grows with the square of the rows: half a minute for 10,000 rows at three exits.
-    Raises InputError if the records have no routing outputs or no labels, or don't say which exit has seen which
-    routing.
+    Raises InputError if the records have no routing outputs or no labels, or don't say which exit has
+    seen which routing.
     """
     opened = open_records(records, manifest)
     given = opened.records

@@ -34,10 +34,9 @@ _T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 class Kernels:
     """Matched controls: held-out binary NLL of each kernel estimate.
 
-    nll: by name. advantage: NLL of each control − NLL of AR-CondCal, a positive number being AR-CondCal's
-    favour, with its paired 95% bootstrap interval. sweep: {name: {multiple: NLL}} over multiples of Scott's
-    bandwidth;
-    chosen: the multiple with the lowest leave-one-out NLL on the fitted rows.
+    nll: by name. advantage: NLL of each control − NLL of AR-CondCal, a positive number being AR-CondCal's favour, with
+    its paired 95% bootstrap interval. sweep: {name: {multiple: NLL}} over multiples of Scott's bandwidth; chosen: the
+    multiple with the lowest leave-one-out NLL on the fitted rows.
     """
 
     nll: dict[str, float]
@@ -52,11 +51,9 @@ class Kernels:
 
 @dataclass(frozen=True)
 class RoutingProbe:
-    """Held-out R² on |c − t|: linear(c), ridge(c, H), MLP(c), MLP(c, H), MLP(c, shuffled H), one value a
-    seed.
+    """Held-out R² on |c − t|: linear(c), ridge(c, H), MLP(c), MLP(c, H), MLP(c, shuffled H), one value a seed.
 
-    uplift: mean over seeds of R² MLP(c, H) − the larger of MLP(c) and shuffled; low, high: its 95%
-    t-interval.
+    uplift: mean over seeds of R² MLP(c, H) − the larger of MLP(c) and shuffled; low, high: its 95% t-interval.
     """
 
     r2: dict[str, Floats]

@@ -28,8 +28,7 @@ def promised(point: OperatingPoint) -> Promised:
 
 
 def held(point: OperatingPoint, line: Mapping[str, Any]) -> list[Line]:
-    """Each promise of a point against what was seen: {"promise", "target", "seen", "excess", "low", "high",
-    "held"}.
+    """Each promise of a point against what was seen: {"promise", "target", "seen", "excess", "low", "high", "held"}.
 
     held: False where even the near end of the 95% interval is beyond the target, True where the value is
     within it, None where only chance may have carried it over, or nothing was seen.

@@ -267,7 +267,7 @@ class _Judge:
         )
 
     def _gram(self, p: Array) -> Floats:
-        """Residual sums by group of rows, class and bin, boiled down to products of groups."""
+        """Residual sums by group of rows, class and bin, reduced to products of groups."""
         n, classes = p.shape
         bins, groups = default_bins(n), int(self._group.max()) + 1
         sizes = quantile_sizes(n, bins)

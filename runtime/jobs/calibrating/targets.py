@@ -65,8 +65,7 @@ class MaxDrop:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Accuracy at most `epsilon` below the full model's, with probability ≥ 1 − delta over the certifying
-    rows."""
+    """Accuracy at most `epsilon` below the full model's, with probability ≥ 1 − delta over the certifying rows."""
 
     epsilon: float
     delta: float = 0.05
@@ -257,14 +256,14 @@ class Chooser:
         return f"the smallest these rows could promise is {percent(binomial_bound(lost.astype(np.float64), delta))}"
 
     def _sequence(self, epsilon: float) -> list[Rule]:
-        """The rules to test, dearest first: those of the family that looks cheapest within epsilon."""
+        """The rules to test, costliest first: those of the family that looks cheapest within epsilon."""
         saving = [rule for rule in self.rules if rule.cost < 1]
         if not saving:
             return []
         safe = [rule for rule in saving if rule.lost + MARGIN * rule.margin <= epsilon]
         family = min(safe or saving, key=lambda rule: rule.cost if safe else rule.lost).family
         line = sorted((rule for rule in saving if rule.family == family), key=lambda rule: -rule.cost)
-        # Begin where hardly anything is lost, end where more is lost than can pass; the dearest goes first, in
+        # Begin where hardly anything is lost, end where more is lost than can pass; the costliest goes first, in
         # case even the beginning is too daring.
         safest = max((k for k, rule in enumerate(line) if rule.lost <= epsilon / 5), default=0)
         last = max((k for k, rule in enumerate(line) if rule.lost <= 1.5 * epsilon), default=0)
@@ -283,7 +282,7 @@ class Chooser:
 
 
 def _most_accurate(rules: Sequence[Rule]) -> Rule:
-    """The least drop; among equals the dearest, which has most in hand."""
+    """The least drop; among equals the costliest, which has most in hand."""
     return min(rules, key=lambda rule: (rule.drop, -rule.cost))
 
 

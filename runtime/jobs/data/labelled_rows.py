@@ -105,7 +105,7 @@ def labelled_rows(records: Records) -> LabelledRows:
     known = truth >= 0
     bad = np.flatnonzero(known & np.isnan(records.score).any(axis=0))
     if len(bad):
-        raise InputError(f"records have NaN scores in {arrays.describe_rows(bad)}: mend the data first.")
+        raise InputError(f"records have NaN scores in {arrays.describe_rows(bad)}: correct the data first.")
     return LabelledRows(
         logits=tuple(Picked(z, everything) for z in records.logits),
         score=np.asarray(records.score),

@@ -1,5 +1,4 @@
-"""Promises are broken as seldom as promised, by simulation, where choosing by the estimate breaks them
-often."""
+"""Promises are broken as seldom as promised, by simulation, where choosing by the estimate breaks them often."""
 
 import numpy as np
 import pytest

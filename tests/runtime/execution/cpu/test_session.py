@@ -1,4 +1,4 @@
-"""Threads follow affinity and quota; a broken installation is told how to mend itself."""
+"""Threads follow affinity and quota; a broken installation is told how to repair itself."""
 
 import math
 import sys

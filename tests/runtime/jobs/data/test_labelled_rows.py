@@ -16,5 +16,5 @@ def test_infinite_logits_saturate_and_only_nan_is_refused(dtype):
     assert found.label[0, 3] == 1
     assert found.score[1, 4] == pytest.approx(-np.log(2))
     logits[1][3, 0] = np.nan
-    with pytest.raises(InputError, match="NaN scores in row 3: mend the data first"):
+    with pytest.raises(InputError, match="NaN scores in row 3: correct the data first"):
         labelled_rows(own_logits(logits, [0, 1, 2, 1, 0, -1]).records)
