@@ -220,7 +220,7 @@ def changes(old, new):
 
 
 def test_what_changed_is_one_line_a_value():
-    warm = calibration.from_dict({"name": "temperature", "version": 1, "fitted": {"temperature_": 2.0}})
+    warm = calibration.from_dict({"name": "temperature", "version": 1, "fitted": {"temperature": 2.0}})
     half = OperatingPoint(
         (1.0, -math.inf),
         0.5,
@@ -240,7 +240,7 @@ def test_what_changed_is_one_line_a_value():
     assert changes(old, Calibration({"full": full(2), "half": point, "new": half})) == {
         ("half", "threshold[0]"): (1.0, 1.5),
         ("half", "abstain_below"): (0.5, -math.inf),
-        ("half", "calibrator[1]"): ("identity", "temperature temperature_=2"),
+        ("half", "calibrator[1]"): ("identity", "temperature temperature=2"),
         ("half", "expected.accuracy"): (0.9, 0.8),
         ("half", "expected.risk"): (None, 0.1),
         ("half", "target"): ({"share": 0.5}, {"share": 0.4}),
