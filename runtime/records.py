@@ -180,7 +180,7 @@ def read_arrays(root: Path, index: Index) -> Records:
         try:
             # An empty file can't be mapped.
             array: NDArray[Any] = np.load(path, mmap_mode="r" if math.prod(shape) else None, allow_pickle=False)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise InputError(f"{path}: can't be read ({error}). Record again.") from error
         if array.shape != shape or array.dtype.kind not in kinds:
             raise InputError(f"{path}: {array.dtype} {array.shape}, {INDEX} says {shape}. Record again.")

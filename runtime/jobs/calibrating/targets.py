@@ -324,8 +324,9 @@ def abstention(log_odds: Floats, wrong: Any, target: AbstainRisk, shared_by: int
 
 
 def _closest_risk(log_odds: Floats, wrong: Any, target: AbstainRisk, delta: float) -> str:
-    for risk in np.geomspace(target.risk, 0.99, 100)[1:]:
-        found = sgr(log_odds, wrong, risk=float(risk), delta=delta)
+    for exact in np.geomspace(target.risk, 0.99, 100)[1:]:
+        risk = float(f"{exact:.3g}")  # what is tried is what is said
+        found = sgr(log_odds, wrong, risk=risk, delta=delta)
         if found.feasible:
-            return f"{percent(float(f'{risk:.3g}'))} could be, answering {found.coverage:.1%}"
+            return f"{percent(risk)} could be, answering {found.coverage:.1%}"
     return "no risk below 99% could be"

@@ -83,7 +83,7 @@ def split_labelled(everything: LabelledRows, seed: int) -> SplitRows:
 
 
 def split_rows(labels: ArrayLike, seed: int) -> Split:
-    """Split the rows of (N,) class labels; every class is shared out like the whole, to within a row.
+    """Split the rows of (N,) class labels; every class is shared out like the whole, to within two rows.
 
     Rows labelled −1 are in no part. The same labels and seed give the same parts.
     """

@@ -1,0 +1,110 @@
+"""Exit rules with one dial: what each does is counted row by row, and none has an exit that nobody uses."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_rows import made_rows
+from offramp.runtime.jobs.calibrating.rules import judge, propose
+
+INF = math.inf
+BARS = st.one_of(st.sampled_from([-INF, INF, 0.0]), st.integers(-3, 3).map(float))
+
+
+@st.composite
+def seen(draw):
+    """Scores with ties, correctness, and cost that differs from row to row; thresholds."""
+    exits, rows = draw(st.integers(1, 4)), draw(st.integers(1, 12))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    score = rng.integers(-3, 4, (exits, rows)).astype(np.float32)
+    cost = np.cumsum(rng.integers(1, 9, (exits, rows)), axis=0).astype(np.float64)
+    bars = (*draw(st.lists(BARS, min_size=exits - 1, max_size=exits - 1)), -INF)
+    return score, rng.random((exits, rows)) < 0.6, cost, bars
+
+
+@given(seen())
+@settings(max_examples=200, deadline=None)
+def test_a_rule_is_judged_as_row_by_row(given):
+    score, correct, cost, bars = given
+    exits, rows = score.shape
+    spent, dropped, lost, differ = 0.0, 0, 0, 0
+    for i in range(rows):
+        j = next(j for j in range(exits) if score[j, i] >= bars[j])
+        spent += cost[j, i]
+        dropped += int(correct[-1, i]) - int(correct[j, i])
+        lost += bool(correct[-1, i] and not correct[j, i])
+        differ += bool(correct[-1, i] != correct[j, i])
+    rule = judge("mine", bars, score, correct, cost)
+    assert (rule.family, rule.thresholds) == ("mine", bars)
+    assert rule.cost == pytest.approx(spent / cost[-1].sum())
+    assert rule.drop == pytest.approx(dropped / rows)
+    assert rule.lost == pytest.approx(lost / rows)
+    assert rule.margin == pytest.approx(math.sqrt(differ + 1) / rows)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return made_rows(300)
+
+
+@pytest.fixture(scope="module")
+def rules(rows):
+    return propose(rows.score, rows.correct, rows.flops.astype(np.float64))
+
+
+def leaving(rows, thresholds):
+    left = [next(j for j, b in enumerate(thresholds) if rows.score[j, i] >= b) for i in range(len(rows))]
+    return np.bincount(left, minlength=len(thresholds))
+
+
+def test_the_first_is_the_full_model_and_no_rule_comes_twice(rules):
+    assert rules[0].thresholds == (INF, INF, INF, -INF)
+    assert (rules[0].family, rules[0].cost, rules[0].drop, rules[0].lost) == ("full", 1.0, 0.0, 0.0)
+    assert len({rule.thresholds for rule in rules}) == len(rules)
+    assert {rule.family for rule in rules} == {"full", "equal score", "equal confidence", "exit shares"}
+
+
+def test_an_exit_where_no_row_leaves_is_switched_off(rows, rules):
+    for rule in rules:
+        unused = leaving(rows, rule.thresholds) == 0
+        assert [b == INF for b in rule.thresholds[:-1]] == unused[:-1].tolist()
+
+
+def test_equal_scores_are_one_number_for_every_exit_in_use(rules):
+    for rule in (r for r in rules if r.family == "equal score"):
+        assert len({bar for bar in rule.thresholds[:-1] if bar != INF}) == 1
+
+
+def test_the_dial_goes_from_everybody_at_the_first_exit_to_nobody_before_the_last(rules):
+    for family in ("equal score", "equal confidence", "exit shares"):
+        costs = np.sort([rule.cost for rule in rules if rule.family == family])
+        assert costs[0] == pytest.approx(0.25, abs=0.01)
+        assert costs[-1] > 0.95
+        assert np.diff(costs).max() < 0.1, "finely enough"
+
+
+def test_an_exit_whose_score_says_nothing_is_shut_where_confidence_decides():
+    rows = made_rows(400)
+    score = rows.score.copy()
+    score[0] = -score[0]  # the surer, the wronger
+    rules = propose(score, rows.correct, rows.flops.astype(np.float64))
+    assert all(rule.thresholds[0] == INF for rule in rules if rule.family == "equal confidence")
+
+
+def test_one_exit_leaves_only_the_full_model():
+    rows = made_rows(50, exits=1)
+    (only,) = propose(rows.score, rows.correct, rows.flops.astype(np.float64))
+    assert (only.family, only.thresholds, only.cost, only.drop) == ("full", (-INF,), 1.0, 0.0)
+
+
+@pytest.mark.xfail(strict=True, raises=ZeroDivisionError, reason="propose takes no rows into account, judge doesn't")
+def test_without_rows_there_is_only_the_full_model():
+    rows = made_rows(50).take(np.arange(0))
+    assert [r.family for r in propose(rows.score, rows.correct, rows.flops.astype(np.float64))] == ["full"]
+
+
+def test_cost_nothing_is_no_division_by_it():
+    rows = made_rows(50, exits=2, flops=[0, 0])
+    assert propose(rows.score, rows.correct, rows.flops.astype(np.float64))[0].cost == 0

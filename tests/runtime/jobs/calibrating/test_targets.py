@@ -1,0 +1,268 @@
+"""Thresholds for a target: the best there are within it, and where there are none, the closest by name."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from made_rows import made_rows
+from offramp.runtime.errors import InputError
+from offramp.runtime.jobs.bundles.time_model import TimeModel
+from offramp.runtime.jobs.calibrating.targets import (
+    CANDIDATES,
+    MARGIN,
+    AbstainRisk,
+    Budget,
+    Chooser,
+    Guarantee,
+    MaxDrop,
+    MaxMs,
+    abstention,
+    label_of,
+)
+from scipy.stats import binom
+
+TIMES = [0.5, 1.5, 2.0, 4.0]
+FULL = (math.inf, math.inf, math.inf, -math.inf)
+
+
+def chooser(seed, rows=150, certify=400, **options):
+    return Chooser.of(
+        made_rows(rows, seed=seed, **options),
+        made_rows(certify, seed=seed + 1000, **options),
+        TimeModel.given(TIMES, 4),
+    )
+
+
+def left_at(rows, thresholds):
+    """Where each row leaves, asked one by one."""
+    return [
+        next(j for j, bar in enumerate(thresholds) if rows.score[j, i] >= bar or j == len(thresholds) - 1)
+        for i in range(len(rows))
+    ]
+
+
+def figures(rows, thresholds):
+    """Cost as a share of the full model's, accuracy lost, and milliseconds, row by row."""
+    left = left_at(rows, thresholds)
+    spent = sum(int(rows.flops[j, i]) for i, j in enumerate(left)) / rows.flops[-1].sum()
+    right = sum(bool(rows.correct[j, i]) for i, j in enumerate(left))
+    return spent, (int(rows.correct[-1].sum()) - right) / len(rows), sum(TIMES[j] for j in left) / len(rows)
+
+
+def margin(rows, thresholds):
+    left = left_at(rows, thresholds)
+    differ = sum(rows.correct[-1, i] != rows.correct[j, i] for i, j in enumerate(left))
+    return math.sqrt(differ + 1) / len(rows)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_budget_is_kept_by_the_most_accurate_rule_that_keeps_it(seed):
+    chosen = chooser(seed)
+    every = [figures(chosen.propose, rule.thresholds) for rule in chosen.rules]
+    for share in (0.3, 0.5, 0.75, 1.0):
+        choice = chosen.choose(Budget(share))
+        cost, drop, _ = figures(chosen.propose, choice.thresholds)
+        within = [(d, -c) for c, d, _ in every if c <= share]
+        assert (drop, -cost) == pytest.approx(min(within))
+        assert cost <= share
+        assert choice.unmet is None
+        assert choice.provenance["met"] is True
+        assert choice.provenance["flops_fraction"] == pytest.approx(cost)
+        assert choice.provenance["drop"] == pytest.approx(drop)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_time_is_kept_by_the_most_accurate_rule_that_keeps_it(seed):
+    chosen = chooser(seed)
+    every = [figures(chosen.propose, rule.thresholds) for rule in chosen.rules]
+    for ms in (0.8, 1.5, 3.0):
+        choice = chosen.choose(MaxMs(ms))
+        _, drop, spent = figures(chosen.propose, choice.thresholds)
+        assert drop == pytest.approx(min(d for _, d, t in every if t <= ms))
+        assert choice.provenance["ms"] == pytest.approx(spent)
+        assert spent <= ms + 1e-12
+        assert choice.unmet is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_drop_is_kept_by_the_cheapest_rule_that_keeps_it_with_a_margin(seed):
+    chosen = chooser(seed, rows=300)
+    proposing = chosen.propose
+    every = [(*figures(proposing, r.thresholds)[:2], margin(proposing, r.thresholds)) for r in chosen.rules]
+    for allowed in (0.03, 0.06, 0.2):
+        choice = chosen.choose(MaxDrop(allowed))
+        within = [c for c, d, m in every if max(d, 0.0) + MARGIN * m <= allowed + 1e-12]
+        assert figures(proposing, choice.thresholds)[0] == pytest.approx(min(within))
+        assert choice.unmet is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_guarantee_passed_an_exact_test_on_the_certifying_rows(seed):
+    chosen = chooser(seed, rows=300, certify=1500)
+    choice = chosen.choose(Guarantee(0.05, 0.1))
+    certify, left = chosen.certify, left_at(chosen.certify, choice.thresholds)
+    lost = sum(bool(certify.correct[-1, i] and not certify.correct[j, i]) for i, j in enumerate(left))
+    assert choice.unmet is None
+    assert binom.cdf(lost, len(certify), 0.05) <= 0.1
+    assert choice.provenance["p_value"] == pytest.approx(binom.cdf(lost, len(certify), 0.05))
+    assert choice.provenance["loss"] == pytest.approx(lost / len(certify))
+    assert choice.provenance["flops_fraction"] == pytest.approx(figures(certify, choice.thresholds)[0])
+    assert choice.provenance["flops_fraction"] < 1
+    assert choice.tested == choice.provenance["candidates"] <= CANDIDATES
+
+
+def test_what_a_guarantee_tests_is_fixed_before_a_certifying_row_is_seen():
+    proposing = made_rows(300, seed=1)
+    sure, unsure = (Chooser.of(proposing, made_rows(n, seed=9)) for n in (2000, 40))
+    assert sure.rules == unsure.rules
+    assert sure.choose(Guarantee(0.05)).tested == unsure.choose(Guarantee(0.05)).tested
+
+
+# ---------------------------------------------------------------- what can't be kept
+
+
+def named(message):
+    """The closest that can be kept, as the message says it."""
+    found = re.search(r"(?:costs|takes|smallest [a-z ]+ is|anything is) ([\d.e-]+)(%| ms)", message)
+    return float(found[1]) / (100 if found[2] == "%" else 1)
+
+
+def test_a_budget_below_the_first_exit_names_its_cost_and_that_one_is_kept():
+    chosen = chooser(0, flops=[210, 300, 600, 1000])
+    choice = chosen.choose(Budget(0.2))
+    assert "a budget of 20% of the FLOPs can't be kept: the first exit alone costs 21%, which is the closest" in (
+        choice.unmet
+    )
+    assert choice.provenance["met"] is False
+    assert choice.provenance["closest"] == choice.unmet
+    assert figures(chosen.propose, choice.thresholds)[0] == pytest.approx(0.21)
+    assert chosen.choose(Budget(named(choice.unmet))).unmet is None
+
+
+def test_a_time_that_is_too_short_names_the_quickest_and_that_one_is_kept():
+    chosen = chooser(0)
+    choice = chosen.choose(MaxMs(0.1))
+    assert "0.1 ms a row can't be kept: the quickest rule takes 0.5 ms" in choice.unmet
+    assert choice.provenance["ms"] == pytest.approx(min(figures(chosen.propose, r.thresholds)[2] for r in chosen.rules))
+    assert chosen.choose(MaxMs(named(choice.unmet))).unmet is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_drop_that_only_the_full_model_keeps_names_the_least_that_saves_and_that_one_is_kept(seed):
+    chosen = chooser(seed)
+    choice = chosen.choose(MaxDrop(0.001))
+    assert choice.thresholds == FULL
+    assert "a drop of at most 0.1% can be had only from the full model: from 150 rows" in choice.unmet
+    least = named(choice.unmet) * (1 + 1e-5)  # six digits are shown
+    again = chosen.choose(MaxDrop(least))
+    assert again.unmet is None
+    assert again.provenance["flops_fraction"] < 1
+    assert chosen.choose(MaxDrop(0.999 * least)).unmet is not None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_guarantee_that_no_rule_passes_is_the_full_model_and_names_the_least_that_can_be_promised(seed):
+    chosen = chooser(seed)
+    choice = chosen.choose(Guarantee(0.002))
+    assert choice.thresholds == FULL
+    assert choice.provenance["feasible"] is False
+    assert "a drop of at most 0.2% can't be promised at delta 5% from 400 certifying rows" in choice.unmet
+    assert 0.002 < named(choice.unmet) < 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_least_that_can_be_promised_can_be(seed):
+    chosen = chooser(seed)
+    least = named(chosen.choose(Guarantee(0.002)).unmet) * (1 + 1e-5)
+    assert chosen.choose(Guarantee(least)).unmet is None
+
+
+def test_without_rows_to_certify_nothing_is_promised():
+    proposing = made_rows(200)
+    chosen = Chooser.of(proposing, proposing.take(np.arange(0)))
+    choice = chosen.choose(Guarantee(0.3))
+    assert choice.thresholds == FULL
+    assert "from 0 certifying rows" in choice.unmet
+
+
+def test_a_model_with_one_exit_has_nothing_to_choose():
+    rows = made_rows(200, exits=1)
+    chosen = Chooser.of(rows, rows, TimeModel.given([2.0], 1))
+    for target in (Budget(0.5), MaxDrop(0.1), Guarantee(0.1), MaxMs(1.0)):
+        choice = chosen.choose(target)
+        assert choice.thresholds == (-math.inf,)
+        assert choice.unmet
+    assert chosen.choose(MaxMs(2.0)).unmet is None
+
+
+def test_a_time_needs_times():
+    rows = made_rows(100)
+    with pytest.raises(InputError, match="max_ms: needs the milliseconds of each exit"):
+        Chooser.of(rows, rows).choose(MaxMs(1.0))
+
+
+# ---------------------------------------------------------------- abstention
+
+
+def test_abstention_answers_as_much_as_its_share_of_delta_allows():
+    rows = made_rows(1500, seed=3)
+    odds, wrong = rows.score[-1].astype(np.float64), ~rows.correct[-1]
+    alone, shared = (abstention(odds, wrong, AbstainRisk(0.05, 0.1), n) for n in (1, 10))
+    assert alone.unmet is None
+    assert alone.provenance["level"] == 0.1
+    assert shared.provenance["level"] == pytest.approx(0.01)
+    assert shared.provenance["coverage"] <= alone.provenance["coverage"]
+    kept = odds >= alone.threshold
+    assert kept.mean() == pytest.approx(alone.provenance["coverage"])
+    assert binom.cdf(wrong[kept].sum(), kept.sum(), 0.05) <= 0.1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_risk_that_nobody_can_promise_flags_everything_and_names_one_that_can_be(seed):
+    rows = made_rows(200, gap=0.3, seed=seed)
+    odds, wrong = rows.score[-1].astype(np.float64), ~rows.correct[-1]
+    found = abstention(odds, wrong, AbstainRisk(0.001))
+    assert found.threshold == math.inf
+    assert found.provenance["closest"] == found.unmet
+    assert found.provenance["bound"] is None
+    risk, coverage = re.search(r": ([\d.]+)% could be, answering ([\d.]+)%\.", found.unmet).groups()
+    could = abstention(odds, wrong, AbstainRisk(float(risk) / 100))
+    assert could.unmet is None
+    assert could.provenance["coverage"] == pytest.approx(float(coverage) / 100, abs=6e-4)
+
+
+# ---------------------------------------------------------------- names and ranges
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        (Budget(0.5), "budget-50%"),
+        (Budget(0.5, "half"), "half"),
+        (Budget(1 / 3), "budget-33.3333%"),
+        (MaxMs(1.5), "max-ms-1.5"),
+        (MaxDrop(0.005), "max-drop-0.5%"),
+        (Guarantee(0.07), "guarantee-7%"),
+    ],
+)
+def test_a_point_is_called_after_its_target_unless_it_has_a_name(target, name):
+    assert label_of(target) == name
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Budget(0.0), r"budget: expected a number in \(0, 1\], got 0.0"),
+        (lambda: Budget(math.nan), "budget: expected"),
+        (lambda: MaxMs(0.0), "max_ms: expected milliseconds above 0"),
+        (lambda: MaxMs(math.inf), "max_ms: expected milliseconds above 0"),
+        (lambda: MaxMs(math.nan), "max_ms: expected milliseconds above 0"),
+        (lambda: MaxDrop(1.0), r"max_drop: expected a number in \(0, 1\)"),
+        (lambda: Guarantee(0.1, 1.0), "delta: expected"),
+        (lambda: AbstainRisk(0.1, 0.0), "delta: expected"),
+    ],
+)
+def test_a_target_out_of_range_is_refused_by_its_name(make, message):
+    with pytest.raises(InputError, match=message):
+        make()

@@ -1,0 +1,78 @@
+"""An operating point is a rule that always answers; what isn't one is refused by the point's name."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from offramp.runtime import InputError, OperatingPoint, calibration
+from offramp.runtime.points import full
+
+INF = math.inf
+BARS = st.lists(st.floats(allow_nan=False), max_size=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"thresholds": ()}, "'mine': expected one threshold an exit"),
+        ({"thresholds": (math.nan, -INF)}, "'mine': expected one threshold an exit, none of them NaN"),
+        ({"thresholds": (1.0, 2.0)}, "'mine': the last threshold is 2.0, expected -inf.*given 2 thresholds"),
+        ({"thresholds": (1.0, INF)}, "'mine': the last threshold is inf, expected -inf"),
+        ({"thresholds": (math.nan,)}, "none of them NaN"),
+        ({"thresholds": ("high", -INF)}, "'mine': thresholds and abstain_below must be numbers"),
+        ({"thresholds": (None, -INF)}, "must be numbers"),
+        ({"thresholds": 3.0}, "must be numbers"),
+        ({"abstain_below": "never"}, "'mine': thresholds and abstain_below must be numbers"),
+        ({"abstain_below": math.nan}, "'mine': abstain_below is NaN"),
+        ({"calibrators": (calibration.get("identity"),)}, "'mine': 1 calibrators for 2 exits"),
+    ],
+)
+def test_what_is_no_rule_is_refused_by_its_name(options, message):
+    with pytest.raises(InputError, match=message):
+        OperatingPoint(**{"thresholds": (1.0, -INF), "name": "mine", **options})
+
+
+@given(BARS)
+def test_any_numbers_before_the_last_exit_are_a_rule(bars):
+    point = OperatingPoint([*bars, "-inf"])
+    assert point.thresholds == (*bars, -INF)
+    assert all(type(bar) is float for bar in point.thresholds)
+    assert point.exits == tuple(j for j, bar in enumerate([*bars, -INF]) if bar < INF)
+    assert hash(point) == hash(OperatingPoint((*bars, -INF)))
+
+
+@given(BARS, st.data())
+def test_stopping_earlier_keeps_the_rule_up_to_there_and_nothing_that_was_measured(bars, data):
+    point = OperatingPoint(
+        (*bars, -INF), 0.5, "mine", expected={"accuracy": 0.9}, provenance={"target": {"kind": "budget"}}
+    )
+    last = data.draw(st.integers(0, len(bars)))
+    short = point.stopping_at(last)
+    assert short.thresholds[:last] == point.thresholds[:last]
+    assert set(short.thresholds[last:]) == {-INF}
+    assert (short.abstain_below, short.name) == (0.5, "mine")
+    if short.thresholds == point.thresholds:
+        assert short is point
+    else:
+        assert (short.expected, short.provenance) == ({}, {})
+    assert short.stopping_at(len(bars)).thresholds == short.thresholds
+
+
+@pytest.mark.parametrize("exit", [-1, 3])
+def test_stopping_where_there_is_no_exit_is_refused(exit):
+    with pytest.raises(InputError, match=f"exit is {exit}, expected 0 to 2"):
+        full(3).stopping_at(exit)
+
+
+def test_full_runs_to_the_end_and_never_abstains():
+    assert full(1).thresholds == (-INF,)
+    point = full(3)
+    assert (point.name, point.thresholds, point.abstain_below) == ("full", (INF, INF, -INF), -INF)
+    assert point.exits == (2,)
+
+
+def test_what_was_measured_does_not_make_another_rule():
+    one = OperatingPoint((1.0, -INF), expected={"accuracy": 0.9})
+    assert one == OperatingPoint((1.0, -INF), provenance={"seed": 1})
+    assert one != OperatingPoint((1.0, -INF), abstain_below=0.0)
