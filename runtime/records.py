@@ -160,7 +160,17 @@ def read_index(folder: str | Path) -> Index:
         raise InputError(f"{where}: {error}.") from error
     if index.schema != SCHEMA:
         raise InputError(f"{where}: schema is {index.schema!r}, this offramp reads {SCHEMA!r}. Record again.")
+    _check_index(index, where)
     return index
+
+
+def _check_index(index: Index, where: Path) -> None:
+    """Raises InputError for numbers that no records have."""
+    for field, least in (("exits", 1), ("rows", 0), ("classes", 1), ("routing", 0)):
+        if getattr(index, field) < least:
+            raise InputError(f"{where}: {field} is {getattr(index, field)}, expected at least {least}. Record again.")
+    if index.features is not None and len(index.features) != index.exits:
+        raise InputError(f"{where}: features has {len(index.features)} shapes for {index.exits} exits. Record again.")
 
 
 def read_records(folder: str | Path) -> Records:

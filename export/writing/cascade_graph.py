@@ -91,7 +91,11 @@ class CascadeGraphWriter:
         there = {id(n) for n in trunk}
         head = [n for n in _needed(nodes, reached) if id(n) not in there]
         prefix = f"exit_{k}."
-        asked, told = self._ask(k, prefix, head, reached, next(iter(follow.items())), rename)
+        # ONNX has a name once at all depths: what trunk and head both use gets another one in the head.
+        again = {name: prefix + name for name in rename.weights_of(trunk) & rename.weights_of(head)}
+        head = [_reading(n, again) for n in head]
+        reached = [again.get(name, name) for name in reached]
+        asked, told = self._ask(k, prefix, head, reached, next(iter(follow.items())), rename.weights(head, again))
         stays, *reached = told
         left = helper.make_node("Size", [stays], [prefix + "left"])
         anybody = helper.make_node("Cast", [prefix + "left"], [prefix + "anybody"], to=TensorProto.BOOL)
@@ -131,7 +135,7 @@ class CascadeGraphWriter:
         head: list[onnx.NodeProto],
         reached: list[str],
         state: tuple[str, str],
-        rename: "_Renamer",
+        weights: list[onnx.TensorProto],
     ) -> tuple[onnx.NodeProto, tuple[str, ...]]:
         """The head and the decision, if the exit is open; else everybody stays. Row numbers, label, score, logits."""
         score = reached[1]
@@ -169,9 +173,7 @@ class CascadeGraphWriter:
             "If",
             [_open(k)],
             list(told),
-            then_branch=helper.make_graph(
-                asked, f"{prefix}asked", [], values([prefix + "stays", *given]), rename.weights(head)
-            ),
+            then_branch=helper.make_graph(asked, f"{prefix}asked", [], values([prefix + "stays", *given]), weights),
             else_branch=helper.make_graph(shut, f"{prefix}shut", [], values(passed)),
         )
         return node, told
@@ -209,17 +211,42 @@ class _Renamer:
         del graph.node[:]
         graph.node.extend(nodes)
 
-    def weights(self, nodes: Iterable[onnx.NodeProto]) -> list[onnx.TensorProto]:
-        """The block's weights that these nodes use."""
+    def weights_of(self, nodes: Iterable[onnx.NodeProto]) -> set[str]:
+        """New names of the block's weights that these nodes use."""
+        used = {name for n in nodes for name in _reads(n)}
+        return {self._prefix + name for name in self._weights} & used
+
+    def weights(
+        self, nodes: Iterable[onnx.NodeProto], again: Mapping[str, str] | None = None
+    ) -> list[onnx.TensorProto]:
+        """The block's weights that these nodes use. again: other names for some of them."""
+        names = {self._prefix + name: name for name in self._weights} | {
+            other: name.removeprefix(self._prefix) for name, other in (again or {}).items()
+        }
         used = {name for n in nodes for name in _reads(n)}
         found = []
-        for name, weight in self._weights.items():
-            if self._prefix + name in used:
+        for called, name in names.items():
+            if called in used:
                 new = onnx.TensorProto()
-                new.CopyFrom(weight)
-                new.name = self._prefix + name
+                new.CopyFrom(self._weights[name])
+                new.name = called
                 found.append(new)
         return found
+
+
+def _reading(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+    """A node that reads some values by other names, in its subgraphs as well."""
+    if not names:
+        return node
+    new = onnx.NodeProto()
+    new.CopyFrom(node)
+    new.input[:] = [names.get(name, name) for name in node.input]
+    for attribute in new.attribute:
+        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+            inside = [_reading(n, names) for n in graph.node]
+            del graph.node[:]
+            graph.node.extend(inside)
+    return new
 
 
 def _reads(node: onnx.NodeProto) -> set[str]:

@@ -176,15 +176,29 @@ class Calibrator(ABC):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The calibrator that `to_dict` described."""
+        """The calibrator that `to_dict` described. Raises InputError for what can't answer a row."""
         if data.get("name") != cls.name:
             raise InputError(f'calibrator: expected name "{cls.name}", got {data.get("name")!r}.')
         if data.get("version") != cls.version:
             raise InputError(f"{cls.name}: expected version {cls.version}, got {data.get('version')!r}.")
-        made = cls(**data.get("options", {}))
-        for key, value in data.get("fitted", {}).items():
+        made, fitted = cls(**data.get("options", {})), data.get("fitted", {})
+        if not isinstance(fitted, Mapping):
+            raise InputError(f"{cls.name}: fitted is {fitted!r}, expected values by name.")
+        for key, value in fitted.items():
             setattr(made, key + "_", _array(value))
+        made._answer_a_row()
         return made
+
+    def _answer_a_row(self) -> None:
+        """What a stored calibrator lacks, or has of another kind, shows now and not when the first row leaves."""
+        self._check_fitted()
+        classes = 2 if self.classes_ is None else self.classes_
+        try:
+            row, aux = np.zeros((1, classes), np.float32), {"routing": np.zeros((1, 1))}
+            self.score({"logits": row, **aux})
+            self.apply(row, aux)
+        except Exception as error:  # whatever its formula does with such values
+            raise InputError(f"{self.name}: can't answer a row with what it was fitted to ({error}).") from error
 
 
 def _plain(value: Any) -> Any:

@@ -3,6 +3,8 @@
 import argparse
 import shlex
 import sys
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -220,7 +222,7 @@ def _subgroup(text: str | None) -> tuple[str, NDArray[Any]] | None:
             if column not in found.files:
                 raise InputError(f"--subgroup: {path} has the columns {found.files}; write {path}:COLUMN.")
             return name or column, found[column]
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"--subgroup: {path} can't be read ({error}).") from error

@@ -106,11 +106,6 @@ def test_a_field_that_makes_no_sense_is_named(fields, message):
 @pytest.mark.parametrize(
     "fitted", [3, [], {}, {"classes": 3}, {"classes": 3, "temperature": "warm"}, {"classes": 3, "temperature": None}]
 )
-@pytest.mark.xfail(
-    strict=True,
-    reason="a calibrator takes whatever `fitted` holds: what is no mapping is an AttributeError on loading; a value "
-    "that is missing or no number loads, and is an error (TypeError, 'call fit first') when the first row leaves",
-)
 def test_a_calibrator_without_what_it_was_fitted_to_is_refused(fitted):
     calibrators = [{"name": "temperature", "version": 1, "fitted": fitted}] * 2
     with pytest.raises(BundleError, match=r"operating_points\['half'\]: "):

@@ -1,11 +1,12 @@
 """A bundle's calibrations through time: calibration.json is the one in force, history/ keeps every one.
 
-history/<version>/ holds calibration.json, metrics.json, report.html and used.npy, a number for each row that
-took part in making it. It appears whole, before calibration.json is replaced by one rename: a reader finds the
-old calibration or the new one at every moment, and a job that is killed leaves nothing that its next run
-doesn't replace.
+history/<version>/ holds calibration.json, metrics.json, report.html, used.npy (a number for each row that took part
+in making it) and, once it has been in force, an empty file `published`. It appears whole, before calibration.json is
+replaced by one rename: a reader finds the old calibration or the new one at every moment, and a job that is killed
+leaves nothing that its next run doesn't replace.
 """
 
+import hashlib
 import io
 import re
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from offramp.runtime.jobs.lock import one_at_a_time
 
 HISTORY = "history"
 USED = "used.npy"
+PUBLISHED = "published"
 LOCK = ".calibration.lock"
 
 Keys = NDArray[np.uint64]
@@ -99,8 +101,14 @@ class History:
         return keys if keys.dtype == np.uint64 and keys.ndim == 1 else None
 
     def next_version(self, current: Calibration | None) -> int:
-        """One more than the current; where that can't be read, than what history/ keeps."""
-        return current.version + 1 if current is not None else max(self.versions(), default=0) + 1
+        """One more than any that was ever in force; a folder that a killed job left beyond those is replaced.
+
+        Where the current one can't be read, one more than what history/ keeps.
+        """
+        if current is None:
+            return max(self.versions(), default=0) + 1
+        published = (v for v in self.versions() if (self.path / HISTORY / str(v) / PUBLISHED).exists())
+        return max(current.version, *published, 0) + 1
 
     def publish(self, document: bytes, version: int, files: Mapping[str, bytes], used: Keys) -> Path:
         """Keep everything in history/, then put the calibration in force. Returns the folder in history/.
@@ -119,15 +127,20 @@ class History:
             np.save(stream, np.sort(used))
             (folder / USED).write_bytes(stream.getvalue())
         write_atomically(self.path / CALIBRATION, document)
+        write_atomically(kept / PUBLISHED, b"")
         return kept
 
     def _keep_current(self) -> None:
-        """A calibration that another program put there is kept, too."""
+        """A calibration that another program put there is kept, too, beside ours if its number is taken."""
         with suppress(BundleError):
             current = self.current()
-            if current is not None and not (self.path / HISTORY / str(current.version)).exists():
-                data = read_bytes(self.path, CALIBRATION)
-                with new_folder(self.path / HISTORY / str(current.version), marker=CALIBRATION) as folder:
+            if current is None:
+                return
+            data, kept = read_bytes(self.path, CALIBRATION), self.path / HISTORY / str(current.version)
+            if kept.exists() and (kept / CALIBRATION).read_bytes() != data:
+                kept = kept.with_name(f"{current.version}-{hashlib.sha256(data).hexdigest()[:8]}")
+            if not kept.exists():
+                with new_folder(kept, marker=CALIBRATION) as folder:
                     (folder / CALIBRATION).write_bytes(data)
 
 

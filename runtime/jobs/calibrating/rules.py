@@ -49,8 +49,10 @@ def propose(score: Array, correct: Bools, cost: Floats) -> list[Rule]:
 
 
 def judge(family: str, bars: Sequence[float], score: Array, correct: Bools, cost: Floats) -> Rule:
-    """A rule's figures on some rows."""
+    """A rule's figures on some rows; without rows NaN, and nothing in hand."""
     rows = np.arange(score.shape[1])
+    if not len(rows):
+        return Rule(family, tuple(float(b) for b in bars), np.nan, np.nan, np.nan, np.inf)
     left = leave_at(score, np.asarray(bars))
     drop = correct[-1].astype(np.float64) - correct[left, rows]
     whole = float(cost[-1].mean()) or 1.0

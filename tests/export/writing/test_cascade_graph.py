@@ -127,11 +127,6 @@ def test_no_value_is_made_twice_at_any_depth(written):
     assert named_twice(written.file, lambda g: [n for node in g.node for n in node.output if n]) == []
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a weight that both the trunk and the head of a block use is written under one name in the graph and "
-    "again in the If inside it, which ONNX forbids; ONNX Runtime and onnx.checker let it pass today",
-)
 def test_no_weight_has_the_name_of_an_outer_one(write):
     assert named_twice(write("batch second").file, lambda g: [w.name for w in g.initializer]) == []
 

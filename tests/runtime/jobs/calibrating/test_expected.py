@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_rows import made_rows
 from offramp.runtime import OperatingPoint
-from offramp.runtime.jobs.calibrating.expected import Z, expected, mean_interval, wilson
+from offramp.runtime.jobs.data.expected import Z, expected, mean_interval, wilson
 from offramp.runtime.points import full
 
 
