@@ -6,17 +6,11 @@ from dataclasses import dataclass, replace
 from offramp.runtime.arrays import Bools
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.bundles.time_model import TimeModel
+from offramp.runtime.jobs.calibrating.abstention import abstention
+from offramp.runtime.jobs.calibrating.choice import Choice
+from offramp.runtime.jobs.calibrating.chooser import Chooser
 from offramp.runtime.jobs.calibrating.selection import Selector, Tried
-from offramp.runtime.jobs.calibrating.targets import (
-    DEFAULT,
-    AbstainRisk,
-    Choice,
-    Chooser,
-    Target,
-    abstention,
-    label_of,
-    percent,
-)
+from offramp.runtime.jobs.calibrating.targets import DEFAULT, AbstainRisk, Target, label_of, percent
 from offramp.runtime.jobs.data.expected import Line, expected
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of
 from offramp.runtime.jobs.data.splits import SplitRows

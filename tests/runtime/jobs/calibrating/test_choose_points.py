@@ -8,7 +8,8 @@ import pytest
 from made_rows import made_rows
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.calibrating.choose_points import Asked, choose_points
-from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Chooser, Guarantee, MaxDrop
+from offramp.runtime.jobs.calibrating.chooser import Chooser
+from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guarantee, MaxDrop
 from offramp.runtime.jobs.data.expected import expected
 from offramp.runtime.jobs.data.splits import SplitRows, split_labelled
 from offramp.runtime.points import full

@@ -8,18 +8,11 @@ import pytest
 from made_rows import made_rows
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.bundles.time_model import TimeModel
-from offramp.runtime.jobs.calibrating.targets import (
-    CANDIDATES,
-    MARGIN,
-    AbstainRisk,
-    Budget,
-    Chooser,
-    Guarantee,
-    MaxDrop,
-    MaxMs,
-    abstention,
-    label_of,
-)
+from offramp.runtime.jobs.calibrating.abstention import abstention
+from offramp.runtime.jobs.calibrating.choice import MARGIN
+from offramp.runtime.jobs.calibrating.chooser import Chooser
+from offramp.runtime.jobs.calibrating.guarantee import CANDIDATES
+from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, label_of
 from scipy.stats import binom
 
 TIMES = [0.5, 1.5, 2.0, 4.0]
