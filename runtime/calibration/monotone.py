@@ -22,6 +22,21 @@ class MonotoneLine:
     def __call__(self, at: ArrayLike) -> Floats:
         return np.interp(np.asarray(at, np.float64), self.x, self.y)
 
+    def log_odds(self, at: ArrayLike) -> Floats:
+        """Of levels in [0, 1]: both shares are interpolated, so that 1 − level isn't lost beside a level of 1."""
+        s = np.clip(np.asarray(at, np.float64), self.x[0], self.x[-1])
+        if len(self.x) == 1:
+            return np.full(s.shape, scores.logit(self.y[0]))
+        right = np.clip(np.searchsorted(self.x, s), 1, len(self.x) - 1)
+        left = right - 1
+        # Halves, so that the widest span stays finite.
+        span = self.x[right] / 2 - self.x[left] / 2
+        after, before = (s / 2 - self.x[left] / 2) / span, (self.x[right] / 2 - s / 2) / span
+        level = before * self.y[left] + after * self.y[right]
+        missing = before * (1 - self.y[left]) + after * (1 - self.y[right])
+        with np.errstate(divide="ignore"):
+            return np.clip(np.log(level) - np.log(missing), -scores.LARGEST, scores.LARGEST)
+
 
 def isotonic_regression(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> MonotoneLine:
     """Least squares among non-decreasing functions of x; equal x are one point with their weighted mean.
@@ -60,7 +75,7 @@ class Isotonic(TopOne):
         self.points_, self.levels_ = line.x, line.y
 
     def _score(self, given: Given) -> Array:
-        return scores.logit(np.clip(MonotoneLine(self.points_, self.levels_)(given.score), 0.0, 1.0))
+        return MonotoneLine(self.points_, self.levels_).log_odds(given.score)
 
 
 def fit_logistic(features: Floats, target: Floats, w: Floats, prior: Floats, ridge: float) -> Floats:
@@ -155,7 +170,10 @@ class Beta(TopOne):
         self.coefficients_ = found
 
     def _score(self, given: Given) -> Array:
-        return np.asarray(_beta_features(given.score.astype(np.float64)) @ self.coefficients_)
+        s = given.score.astype(np.float64)
+        a, b, m = self.coefficients_
+        # Spelt out: BLAS adds in an order that depends on the number of rows.
+        return np.asarray(b * softplus(s) - a * softplus(-s) + m)
 
 
 def _beta_features(s: Floats) -> Floats:

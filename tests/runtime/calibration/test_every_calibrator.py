@@ -299,6 +299,19 @@ def test_a_user_can_register_their_own():
         calibration.register(type("Nameless", (calibration.TopOne,), {}))
 
 
+@every
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_a_row_alone_has_what_it_has_in_a_batch(name, options, dtype, fitted):
+    one = fitted[name, str(options)]
+    z, _, aux = draw(14, 1000, 4, 8.0)  # many rows near certainty
+    z = z.astype(dtype)
+    together, probabilities = one.score({"logits": z, **aux}), one.apply(z, aux)
+    for i in range(0, len(z), 7):
+        alone = {"routing": aux["routing"][:, i : i + 1]}
+        assert one.score({"logits": z[i : i + 1], **alone})[0] == together[i]
+        np.testing.assert_array_equal(one.apply(z[i : i + 1], alone)[0], probabilities[i])
+
+
 def test_importing_any_of_it_loads_no_scipy_matplotlib_or_torch():
     code = (
         "import sys\n"

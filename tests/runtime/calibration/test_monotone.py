@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from offramp.runtime import calibration, metrics, scores
 from offramp.runtime.calibration.binning import mass_edges
+from offramp.runtime.calibration.monotone import MonotoneLine
 from offramp.runtime.errors import InputError
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
@@ -29,6 +30,15 @@ def test_isotonic_regression_agrees_with_scikit_learn_ties_and_weights_included(
 def test_an_empty_isotonic_fit_is_refused():
     with pytest.raises(InputError, match="same length"):
         calibration.isotonic_regression([], [])
+
+
+def test_beside_a_level_of_one_the_line_keeps_its_log_odds():
+    line = MonotoneLine(np.array([0.0, 1.0]), np.array([0.5, 1.0]))
+    near = 1 - np.geomspace(1e-2, 1e-15, 40)
+    expected = np.log(0.5 + near / 2) - np.log((1 - near) / 2)
+    np.testing.assert_allclose(line.log_odds(near), expected, rtol=1e-9)
+    assert line.log_odds([1.0, 2.0]).tolist() == [scores.LARGEST] * 2
+    assert MonotoneLine(np.array([3.0]), np.array([0.25])).log_odds([1.0])[0] == scores.logit(0.25)
 
 
 def test_platt_is_logistic_regression_on_his_targets():
