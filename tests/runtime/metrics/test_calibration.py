@@ -25,7 +25,8 @@ def draw(seed, rows, classes, dtype=np.float64):
 
 def slow_bin(value, bins):
     """Which ((b − 1)/M, b/M] a value falls in, by looking at every edge."""
-    return next(b for b in range(bins) if value <= (b + 1) / bins or b == bins - 1)
+    edges = [(b + 1) / bins for b in range(bins)]
+    return next(b for b, e in enumerate(edges) if value <= e or value == float(np.float32(e)) or b == bins - 1)
 
 
 def slow_residuals(confidence, correct, bins):
