@@ -1,6 +1,7 @@
 """Class-wise miscalibration temperature scaling: hotter where a class is over-confident, cooler where under."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -9,6 +10,7 @@ from offramp.runtime.arrays import Array, Floats, Ints
 from offramp.runtime.calibration.protocol import Calibrator, Given
 from offramp.runtime.calibration.registry import register
 from offramp.runtime.calibration.solvers.curves import OddsCurves
+from offramp.runtime.calibration.solvers.double import in_double
 from offramp.runtime.calibration.temperature import ece_temperature, fit_inverse_temperature, top_one_ece
 from offramp.runtime.errors import InputError
 from offramp.runtime.metrics.bins import check_bins
@@ -76,7 +78,7 @@ class CwMCS(Calibrator):
             self.temperature_ = 1.0 / fit_inverse_temperature(z, y, w)[0]
         weight = np.ones(len(z)) if w is None else w
         top = scores.top_label(z)
-        odds = scores.log_odds(z.astype(np.float64, copy=False), None, 1.0 / self.temperature_)
+        odds = in_double(partial(scores.log_odds, inv_temperature=1.0 / self.temperature_), z)
         k = y if self.by == "true" else top
         mass = arrays.group_sums(k, weight, z.shape[1])
         sums = arrays.group_sums(k, weight * (scores.sigmoid(odds) - (top == y)), z.shape[1])

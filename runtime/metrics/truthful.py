@@ -89,8 +89,8 @@ def lince_classwise(
 ) -> float:
     """LinCE^cw = (1/C) Σ_k LinCE of p_k against 1[y = k], ≥ 0. Truthful for classwise calibration.
 
-    probabilities (N, C), logits are refused; labels (N,), −1 left out. For calibrated reports its expectation is E[Brier]/(C·n),
-    whatever the bins. Section 3.1.
+    probabilities (N, C), logits are refused; labels (N,), −1 left out. For calibrated reports its expectation is
+    E[Brier]/(C·n), whatever the bins. Section 3.1.
     """
     p, truth, w, kept = labelled(probabilities, labels, weights)
     if kept is not None:

@@ -312,6 +312,18 @@ def test_a_row_alone_has_what_it_has_in_a_batch(name, options, dtype, fitted):
         np.testing.assert_array_equal(one.apply(z[i : i + 1], alone)[0], probabilities[i])
 
 
+@every
+def test_equal_numbers_give_equal_parameters_in_every_precision(name, options):
+    z, y, aux = draw(15, 1200, 5, 2.0)
+    z = z.astype(np.float16)
+    wide = calibration.get(name, **options).fit(z.astype(np.float64), y, aux=aux)
+    for dtype in (np.float16, np.float32):
+        one = calibration.get(name, **options).fit(z.astype(dtype), y, aux=aux)
+        assert vars(one).keys() == vars(wide).keys()
+        for key, value in wide._fitted().items():
+            np.testing.assert_allclose(getattr(one, key), value, rtol=1e-9, atol=1e-9, err_msg=key)
+
+
 def test_importing_any_of_it_loads_no_scipy_matplotlib_or_torch():
     code = (
         "import sys\n"
