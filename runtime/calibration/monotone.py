@@ -11,6 +11,9 @@ from offramp.runtime.calibration.registry import register
 from offramp.runtime.calibration.top_one import TopOne, finite_score, softplus
 from offramp.runtime.errors import InputError
 
+# Of beta's fit, per unit of NLL.
+RIDGE = 1e-9
+
 
 @dataclass(frozen=True)
 class MonotoneLine:
@@ -148,26 +151,30 @@ class Platt(TopOne):
 class Beta(TopOne):
     """log-odds a·ln c − b·ln(1 − c) + m with a, b ≥ 0. Kull et al. 2017.
 
-    Fitted by NLL; a negative a or b is set to 0 and the rest fitted again. A ridge of 1e-9 towards the
-    identity (1, 1, 0) decides where the rows don't. coefficients_: (a, b, m).
+    Fitted by NLL; a negative a or b is set to 0 and the rest fitted again. Where the rows don't decide, a ridge of
+    1e-9 does, towards one slope (k, k, 0) fitted alone and in units of the scores' RMS: no scale is preferred.
+    coefficients_: (a, b, m).
     """
 
     name = "beta"
     coefficients_: Floats
 
     def _fit_pairs(self, given: Given, correct: Array, w: Floats) -> None:
-        features = _beta_features(finite_score(given))
-        target = correct.astype(np.float64)
+        s, target = finite_score(given), correct.astype(np.float64)
+        unit = float(np.sqrt(w @ s**2 / w.sum())) or 1.0
+        units = np.array([unit, unit, 1.0])
+        features = _beta_features(s) / units
         used = np.array([True, True, True])
-        prior = np.array([1.0, 1.0, 0.0])
+        slope = fit_logistic(s[:, None] / unit, target, w, np.zeros(1), RIDGE)[0]
+        prior = np.array([1.0, 1.0, 0.0]) * max(slope, 0.0)
         while True:
             found = np.zeros(3)
-            found[used] = fit_logistic(features[:, used], target, w, prior[used], 1e-9)
+            found[used] = fit_logistic(features[:, used], target, w, prior[used], RIDGE)
             negative = np.flatnonzero(found[:2] < 0)
             if not len(negative):
                 break
             used[negative[found[negative].argmin()]] = False
-        self.coefficients_ = found
+        self.coefficients_ = found / units
 
     def _score(self, given: Given) -> Array:
         s = given.score.astype(np.float64)
