@@ -7,12 +7,13 @@ import sys
 import numpy as np
 import pytest
 from offramp.runtime import calibration, metrics, scores
+from offramp.runtime.calibration.cwmcs import UNGUARDED
 from offramp.runtime.errors import InputError
 
 NAMES = [name for name in calibration.names() if not name.startswith("test_")]
 VARIANTS = [
     *((name, {}) for name in NAMES),
-    ("cwmcs", {"mode": "class", "by": "true", "objective": "ece", "clip_outliers": True}),
+    ("cwmcs", {"mode": "class", "by": "true", "objective": "ece", "clip_outliers": True, **UNGUARDED}),
     ("cwmcs", {"base": "ece", "normalize": "minmax"}),
     ("histogram_binning", {"strategy": "equal_mass", "bins": 7}),
     ("ar_condcal", {"multiple": 0.5}),
