@@ -50,7 +50,10 @@ class _PerClass(Calibrator):
 def fit_per_class(
     z: Array, y: Ints, w: Floats | None, start: Floats, with_bias: bool, ridge: float, lowest: float | None
 ) -> tuple[Floats, Floats]:
-    """(C,) scale and bias by NLL, L-BFGS; `ridge` pulls both towards `start` and 0, `lowest` bounds the scale."""
+    """(C,) scale and bias by NLL, L-BFGS; `ridge` pulls both towards `start` and 0, `lowest` bounds the scale.
+
+    Scales are searched and pulled in units of the logits' spread: ten times the logits give a tenth of the scales.
+    """
     from scipy.optimize import minimize
 
     classes = z.shape[1]
@@ -61,7 +64,8 @@ def fit_per_class(
     if not weight.any():
         return start.copy(), np.zeros(classes)
     share = weight / weight.sum()
-    anchor = np.concatenate([start, np.zeros(classes)])
+    unit = _spread(z, share)
+    anchor = np.concatenate([start * unit, np.zeros(classes)])
     size = classes * (2 if with_bias else 1)
 
     def loss(theta: Floats) -> tuple[float, Floats]:
@@ -69,7 +73,7 @@ def fit_per_class(
         bias = theta[classes:] if with_bias else np.zeros(classes)
 
         def work(rows: slice) -> tuple[float, Floats]:
-            block = np.clip(z[rows].astype(np.float64), FLOOR, -FLOOR)
+            block = np.clip(z[rows].astype(np.float64) / unit, FLOOR, -FLOOR)
             moved = block * scale + bias
             moved -= moved.max(axis=1, keepdims=True)
             n = np.arange(len(block))
@@ -88,11 +92,25 @@ def fit_per_class(
         value = sum(part[0] for part in parts) + ridge / 2 * float(away @ away)
         return value, np.sum([part[1] for part in parts], axis=0)[:size] + ridge * away
 
-    bounds = [(lowest, None)] * classes + [(None, None)] * (size - classes)
+    bounds = [(None if lowest is None else lowest * unit, None)] * classes + [(None, None)] * (size - classes)
     found = minimize(
         loss, anchor[:size], jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 500, "ftol": 1e-13}
     ).x
-    return found[:classes], found[classes:] if with_bias else np.zeros(classes)
+    return found[:classes] / unit, found[classes:] if with_bias else np.zeros(classes)
+
+
+def _spread(z: Array, share: Floats) -> float:
+    """RMS distance of finite logits to their row's mean; 1 where there is none."""
+
+    def work(rows: slice) -> float:
+        block = z[rows].astype(np.float64)
+        finite = np.isfinite(block)
+        block = np.where(finite, block, 0.0)
+        count = np.maximum(finite.sum(axis=1), 1)
+        away = np.where(finite, block - (block.sum(axis=1) / count)[:, None], 0.0)
+        return float(share[rows] @ (np.einsum("ij,ij->i", away, away) / count))
+
+    return float(np.sqrt(sum(arrays.for_each_block(work, *z.shape)))) or 1.0
 
 
 def _check_ridge(ridge: float, name: str) -> float:
@@ -106,7 +124,8 @@ class VectorScaling(_PerClass):
     """softmax(scale ⊙ z + bias), both (C,), by NLL. Guo et al. 2017. Can change the argmax.
 
     scale_, bias_: (C,). Adding a number to a row's logits isn't neutral here, as it is for one temperature.
-    ridge: pull towards the NLL temperature and no bias, per unit of NLL; it decides for classes never seen.
+    ridge: pull towards the NLL temperature and no bias, per unit of NLL and with scales in units of the logits'
+    spread; it decides for classes never seen.
     """
 
     name = "vector"

@@ -11,6 +11,9 @@ from offramp.runtime.calibration.registry import register
 from offramp.runtime.calibration.top_one import TopOne, finite_score, softplus
 from offramp.runtime.errors import InputError
 
+# Of beta's fit, per unit of NLL.
+RIDGE = 1e-9
+
 
 @dataclass(frozen=True)
 class MonotoneLine:
@@ -21,6 +24,21 @@ class MonotoneLine:
 
     def __call__(self, at: ArrayLike) -> Floats:
         return np.interp(np.asarray(at, np.float64), self.x, self.y)
+
+    def log_odds(self, at: ArrayLike) -> Floats:
+        """Of levels in [0, 1]: both shares are interpolated, so that 1 − level isn't lost beside a level of 1."""
+        s = np.clip(np.asarray(at, np.float64), self.x[0], self.x[-1])
+        if len(self.x) == 1:
+            return np.full(s.shape, scores.logit(self.y[0]))
+        right = np.clip(np.searchsorted(self.x, s), 1, len(self.x) - 1)
+        left = right - 1
+        # Halves, so that the widest span stays finite.
+        span = self.x[right] / 2 - self.x[left] / 2
+        after, before = (s / 2 - self.x[left] / 2) / span, (self.x[right] / 2 - s / 2) / span
+        level = before * self.y[left] + after * self.y[right]
+        missing = before * (1 - self.y[left]) + after * (1 - self.y[right])
+        with np.errstate(divide="ignore"):
+            return np.clip(np.log(level) - np.log(missing), -scores.LARGEST, scores.LARGEST)
 
 
 def isotonic_regression(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> MonotoneLine:
@@ -60,7 +78,7 @@ class Isotonic(TopOne):
         self.points_, self.levels_ = line.x, line.y
 
     def _score(self, given: Given) -> Array:
-        return scores.logit(np.clip(MonotoneLine(self.points_, self.levels_)(given.score), 0.0, 1.0))
+        return MonotoneLine(self.points_, self.levels_).log_odds(given.score)
 
 
 def fit_logistic(features: Floats, target: Floats, w: Floats, prior: Floats, ridge: float) -> Floats:
@@ -133,29 +151,36 @@ class Platt(TopOne):
 class Beta(TopOne):
     """log-odds a·ln c − b·ln(1 − c) + m with a, b ≥ 0. Kull et al. 2017.
 
-    Fitted by NLL; a negative a or b is set to 0 and the rest fitted again. A ridge of 1e-9 towards the
-    identity (1, 1, 0) decides where the rows don't. coefficients_: (a, b, m).
+    Fitted by NLL; a negative a or b is set to 0 and the rest fitted again. Where the rows don't decide, a ridge of
+    1e-9 does, towards one slope (k, k, 0) fitted alone and in units of the scores' RMS: no scale is preferred.
+    coefficients_: (a, b, m).
     """
 
     name = "beta"
     coefficients_: Floats
 
     def _fit_pairs(self, given: Given, correct: Array, w: Floats) -> None:
-        features = _beta_features(finite_score(given))
-        target = correct.astype(np.float64)
+        s, target = finite_score(given), correct.astype(np.float64)
+        unit = float(np.sqrt(w @ s**2 / w.sum())) or 1.0
+        units = np.array([unit, unit, 1.0])
+        features = _beta_features(s) / units
         used = np.array([True, True, True])
-        prior = np.array([1.0, 1.0, 0.0])
+        slope = fit_logistic(s[:, None] / unit, target, w, np.zeros(1), RIDGE)[0]
+        prior = np.array([1.0, 1.0, 0.0]) * max(slope, 0.0)
         while True:
             found = np.zeros(3)
-            found[used] = fit_logistic(features[:, used], target, w, prior[used], 1e-9)
+            found[used] = fit_logistic(features[:, used], target, w, prior[used], RIDGE)
             negative = np.flatnonzero(found[:2] < 0)
             if not len(negative):
                 break
             used[negative[found[negative].argmin()]] = False
-        self.coefficients_ = found
+        self.coefficients_ = found / units
 
     def _score(self, given: Given) -> Array:
-        return np.asarray(_beta_features(given.score.astype(np.float64)) @ self.coefficients_)
+        s = given.score.astype(np.float64)
+        a, b, m = self.coefficients_
+        # Spelt out: BLAS adds in an order that depends on the number of rows.
+        return np.asarray(b * softplus(s) - a * softplus(-s) + m)
 
 
 def _beta_features(s: Floats) -> Floats:

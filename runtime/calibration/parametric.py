@@ -89,7 +89,7 @@ class ParametricTemperature(Calibrator):
         out = np.empty(len(z))
         for rows in arrays.row_blocks(*z.shape):
             inputs = (top_logits(z[rows], INPUTS) - self.shift_) / self.spread_
-            out[rows] = np.exp(_forward(inputs, self.parameters_)[2]) / self.temperature_
+            out[rows] = np.exp(_serve(inputs, self.parameters_)) / self.temperature_
         return out
 
     def _apply(self, z: Array, aux: Mapping[str, Any]) -> Array:
@@ -119,6 +119,17 @@ def _forward(inputs: Floats, theta: Floats) -> tuple[Floats, Floats, Floats]:
     first = np.maximum(inputs @ a + b, 0.0)
     second = np.maximum(first @ c + d, 0.0)
     return first, second, REACH * np.tanh((second @ e + f) / REACH)
+
+
+def _serve(inputs: Floats, theta: Floats) -> Floats:
+    """The output of `_forward`, unit by unit: BLAS adds in an order that depends on the number of rows."""
+    a, b, c, d, e, f = _layers(theta)
+    values = np.ascontiguousarray(inputs)
+    for weight, bias in ((a, b), (c, d)):
+        values = np.stack(
+            [np.maximum((values * w).sum(axis=1) + v, 0.0) for w, v in zip(weight.T, bias, strict=True)], 1
+        )
+    return np.asarray(REACH * np.tanh(((values * e).sum(axis=1) + f) / REACH))
 
 
 def _backward(inputs: Floats, theta: Floats, first: Floats, second: Floats, slope: Floats, bend: Floats) -> Floats:

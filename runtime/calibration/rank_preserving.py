@@ -2,6 +2,10 @@
 
 Exits are decided on the raw score, so such a map changes no exit. Both mix in a little of the identity (ε =
 0.05), which keeps neighbours apart in finite precision, and both work on 1 − ĉ, where confident rows differ.
+
+What holds in floating point: scores 1e-9·max(1, |s|) apart stay apart and in order. Neighbouring float32 scores, which
+is what gates compute, are that far apart beyond ±0.02. Nearer ones, of float64 or beside 0, may tie, or swap by the
+last bits (1e-14 in log-odds): a map flatter than 1 has fewer values to give than it is asked for.
 """
 
 import numpy as np
@@ -20,7 +24,7 @@ ALPHA_RANGE = (1e-2, 1e2)
 
 
 def power_log_odds(score: Array, alpha: float, classes: int) -> Floats:
-    """Log-odds of f̂_α(c), c = sigmoid(score): strictly increasing in the score, from float32 or float64.
+    """Log-odds of f̂_α(c), c = sigmoid(score): strictly increasing in the score, as far as the module says.
 
     1 − ĉ = ε(1 − c) + (1 − ε)(1 − 1/C)·(−expm1(α·log1p(−u))), u = sigmoid(−s)/(1 − 1/C).
     Below c = 1/C, which no top class has, f_α stays at 1/C and only the ε-share still falls.

@@ -11,6 +11,7 @@ from offramp.runtime.calibration.monotone import isotonic_regression
 from offramp.runtime.calibration.protocol import Calibrator, Given
 from offramp.runtime.calibration.registry import register
 from offramp.runtime.calibration.solvers.attain import at_confidence
+from offramp.runtime.calibration.solvers.double import in_double
 from offramp.runtime.calibration.temperature import fit_inverse_temperature
 from offramp.runtime.metrics.bins import check_bins
 
@@ -90,7 +91,7 @@ class RCMMC(Calibrator):
 
 def _features(z: Array) -> tuple[Floats, Floats]:
     """Margin p_(1) − p_(2) and predictive entropy, (N,) float64."""
-    return scores.margin(z).astype(np.float64), -scores.entropy(z).astype(np.float64)
+    return in_double(scores.margin, z), -in_double(scores.entropy, z)
 
 
 def _odds_at(z: Array, beta: Floats) -> Floats:

@@ -89,17 +89,17 @@ def _solve(z: Array, top: Ints, behind: Floats, weight: Floats, start: float) ->
 
 def _moments(z: Array, top: Ints, behind: Floats, weight: Floats, beta: float) -> tuple[float, float, float]:
     """Σ w (E_p[d] + behind), Σ w Var_p(d) and Σ w of the third cumulant, d = z − z_top, p = softmax(βz): the
-    first three derivatives of the NLL. In the logits' precision inside a row, in float64 across rows."""
+    first three derivatives of the NLL."""
 
     def work(rows: slice) -> Floats:
-        block = z[rows]
+        block = z[rows].astype(np.float64)
         label = top[rows]
         moments = np.empty((3, len(block)))
         with np.errstate(invalid="ignore", over="ignore"):
             gaps = block - block[np.arange(len(block)), label][:, None]
-            powers = gaps * gaps.dtype.type(beta)
+            powers = gaps * beta
             np.exp(powers, out=powers)
-            total = powers.sum(axis=1).astype(np.float64)
+            total = powers.sum(axis=1)
             for order, moment in enumerate(moments):
                 if order:
                     powers *= gaps
@@ -118,7 +118,7 @@ def _moments(z: Array, top: Ints, behind: Floats, weight: Floats, beta: float) -
             skew = w @ np.nan_to_num(third - 3 * first * second + 2 * first**3)
         return np.array([w @ (first + behind[rows]), w @ np.maximum(second - first**2, 0.0), skew])
 
-    # Two temporaries a block, in the logits' own precision.
+    # Two temporaries a block.
     slope, curve, bend = np.sum(arrays.for_each_block(work, len(z), z.shape[1], _MOMENT_VALUES), axis=0)
     return float(slope), float(curve), float(bend)
 

@@ -10,6 +10,7 @@ from offramp.runtime import scores
 from offramp.runtime.arrays import Array, Floats, Ints
 from offramp.runtime.calibration.protocol import Calibrator, Given
 from offramp.runtime.calibration.solvers.attain import at_confidence
+from offramp.runtime.calibration.solvers.double import in_double
 
 # Log-odds beyond this say no more than "certain", but would outweigh all other rows in a fit.
 CERTAIN = 700.0
@@ -22,7 +23,10 @@ class TopOne(Calibrator):
     needs = frozenset({"score"})
 
     def _fit(self, z: Array, y: Ints, aux: Mapping[str, Any], w: Floats | None) -> None:
-        given = Given({"logits": z, **aux})
+        known = {"score": in_double(scores.log_odds, z)}
+        if "entropy" in self.needs:
+            known["entropy"] = in_double(scores.entropy, z)
+        given = Given({"logits": z, **known, **aux})
         correct = scores.top_label(z) == y
         self._fit_pairs(given, correct, np.ones(len(z)) if w is None else w)
 

@@ -17,13 +17,18 @@ def check_bins(bins: int) -> int:
 
 
 def equal_width(values: Floats, bins: int) -> Ints:
-    """Bin b of values in ((b − 1)/M, b/M], 0-based; 0 falls in the first, 1 in the last."""
+    """Bin b of values in ((b − 1)/M, b/M], 0-based; 0 falls in the first, 1 in the last.
+
+    A value that is an edge as float32 or float16 spells it (0.6 is 0.60000002 there) lies on that edge.
+    """
     number = np.ceil(values * bins).astype(np.int64) - 1
     np.clip(number, 0, bins - 1, out=number)
     # values·M rounds: 0.7·10 = 7.000000000000001. The edges b/M decide.
     edges = np.arange(bins + 1) / bins
     number -= (number > 0) & (values <= edges[number])
     number += (number < bins - 1) & (values > edges[number + 1])
+    for kind in (np.float32, np.float16):
+        number -= (number > 0) & (values == edges.astype(kind).astype(np.float64)[number])
     return number
 
 

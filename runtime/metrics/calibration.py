@@ -369,15 +369,10 @@ def _nll_losses(probabilities: ArrayLike, labels: ArrayLike, from_logits: bool =
 
     def of_probabilities(block: Array, truth: Ints) -> Floats:
         own = block[np.arange(len(block)), truth].astype(np.float64)
-        if (own < -SLACK_BELOW).any() or (own > 1 + 1e-5).any():
-            raise InputError("probabilities: expected numbers in [0, 1]; pass softmax(logits), or from_logits=True.")
         with np.errstate(divide="ignore", invalid="ignore"):
             return -np.log(np.where(np.isnan(block.max(axis=1)), NAN, np.clip(own, 0.0, 1.0)))
 
-    return _losses(probabilities, labels, of_logits if from_logits else of_probabilities)
-
-
-SLACK_BELOW = 1e-9
+    return _losses(probabilities, labels, of_logits if from_logits else of_probabilities, bounded=not from_logits)
 
 
 @resampled(_resampled_mean(_nll_losses))

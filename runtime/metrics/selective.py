@@ -125,6 +125,8 @@ def aurc(
     "ranks": the mean over the N ranks of the selective risk; inside a tie of g rows with e errors, after a
     rows with E errors, rank a + i has risk (E + e·i/g)/(a + i). "fd-shifts": the trapezoid on distinct
     scores with a last point at zero coverage, for comparison with published numbers.
+    A row of weight w counts as w equal rows: whole weights give the value of the repeated rows, to rounding. With
+    "ranks" the scale of the weights matters for that reason, as the number of rows does.
     """
     ties = _Ties.of(score, error, weights)
     if not len(ties.ends):
@@ -135,13 +137,28 @@ def aurc(
         return float(np.trapezoid(np.append(risk[0], risk), np.append(0.0, ties.mass / total)))
     if convention != "ranks":
         raise InputError(f'convention: expected "ranks" or "fd-shifts", got {convention!r}.')
-    ranks = np.arange(1, ties.ends[-1] + 1)
-    ends = np.append(0, ties.ends)
-    kept_errors = np.interp(ranks, ends, np.append(0.0, ties.errors))
     if weights is None:
+        ranks = np.arange(1, ties.ends[-1] + 1)
+        kept_errors = np.interp(ranks, np.append(0, ties.ends), np.append(0.0, ties.errors))
         return float((kept_errors / ranks).mean())
-    kept = np.interp(ranks, ends, np.append(0.0, ties.mass))
-    return float((kept_errors / kept * np.diff(kept, prepend=0.0)).sum() / total)
+    before, errors = np.append(0.0, ties.mass[:-1]), np.append(0.0, ties.errors[:-1])
+    size, wrong = ties.mass - before, ties.errors - errors
+    slope = wrong / size
+    steps = _harmonic(ties.mass) - _harmonic(before)
+    return float((slope * size + (errors - slope * before) * steps).sum() / total)
+
+
+def _harmonic(x: Floats) -> Floats:
+    """1 + 1/2 + … + 1/x for x ≥ 0, between whole numbers as the digamma function has it, to 1e-14."""
+    up = np.asarray(x, np.float64)
+    below = np.zeros_like(up)
+    for k in range(1, 13):
+        below += 1.0 / (up + k)
+    y = up + 12.5
+    inverse = 1.0 / y**2
+    # ψ(y + ½) = ln y + 1/(24 y²) − 7/(960 y⁴) + 31/(8064 y⁶) − …
+    tail = np.log(y) + inverse * (1 / 24 - inverse * (7 / 960 - inverse * (31 / 8064 - inverse * 127 / 30720)))
+    return np.asarray(tail + np.euler_gamma - below)
 
 
 def augrc(score: ArrayLike, error: ArrayLike, *, weights: ArrayLike | None = None) -> float:

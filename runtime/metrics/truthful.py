@@ -20,7 +20,7 @@ from offramp.runtime.metrics.bins import (
     quantile_sizes,
     stable_order,
 )
-from offramp.runtime.metrics.pairs import Pairs, labelled, pairs
+from offramp.runtime.metrics.pairs import Pairs, labelled, pairs, refuse_outside
 
 NAN = float("nan")
 
@@ -89,8 +89,8 @@ def lince_classwise(
 ) -> float:
     """LinCE^cw = (1/C) Σ_k LinCE of p_k against 1[y = k], ≥ 0. Truthful for classwise calibration.
 
-    probabilities (N, C), labels (N,), −1 left out. For calibrated reports its expectation is E[Brier]/(C·n),
-    whatever the bins. Section 3.1.
+    probabilities (N, C), logits are refused; labels (N,), −1 left out. For calibrated reports its expectation is
+    E[Brier]/(C·n), whatever the bins. Section 3.1.
     """
     p, truth, w, kept = labelled(probabilities, labels, weights)
     if kept is not None:
@@ -108,7 +108,9 @@ def lince_classwise(
 
     def work(columns: slice) -> float:
         total = 0.0
-        for k, report in enumerate(np.ascontiguousarray(p[:, columns].T), columns.start):
+        reports = np.ascontiguousarray(p[:, columns].T)
+        refuse_outside(p, reports.min(), reports.max())
+        for k, report in enumerate(reports, columns.start):
             gap = report.astype(np.float64)
             gap[truth == k] -= 1.0
             if w is not None:

@@ -1,8 +1,11 @@
 """How each row's log-odds move with the temperature, tabulated once for searches over many temperatures."""
 
+from functools import partial
+
 import numpy as np
 from offramp.runtime import scores
 from offramp.runtime.arrays import Array, Floats
+from offramp.runtime.calibration.solvers.double import in_double
 
 NODES = 21
 
@@ -23,7 +26,7 @@ class OddsCurves:
         )
         at = np.exp(self._middle + self._half * np.cos(angle))
         # Divided by β the curve is nearly flat, which is what a polynomial follows best.
-        values = np.stack([scores.log_odds(z, None, b).astype(np.float64) / b for b in at])
+        values = np.stack([in_double(partial(scores.log_odds, inv_temperature=b), z) / b for b in at])
         np.clip(values, -1e30, 1e30, out=values)
         degree = np.arange(nodes)[:, None]
         weights = np.cos(degree * angle) * (2.0 / nodes)

@@ -1,9 +1,13 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 from offramp.runtime import calibration, metrics, scores
-from offramp.runtime.calibration.cwmcs import GAMMAS, normalised
+from offramp.runtime.calibration.cwmcs import GAMMAS, UNGUARDED, normalised
+from offramp.runtime.errors import InputError
 
-PUBLISHED = {"mode": "class", "by": "true", "objective": "ece", "clip_outliers": True}
+SHARED = Path(__file__).parents[4] / "shared"
+PUBLISHED = {"mode": "class", "by": "true", "objective": "ece", "clip_outliers": True, **UNGUARDED}
 
 
 def draw(seed, rows=800, classes=5, sharpness=None):
@@ -35,7 +39,7 @@ def slow_losses(one, z, y):
 @pytest.mark.parametrize("by", ["true", "predicted"])
 def test_gamma_is_the_best_of_its_grid(mode, objective, by):
     z, y = draw(0, 250, 4)
-    one = calibration.get("cwmcs", mode=mode, objective=objective, by=by).fit(z, y)
+    one = calibration.get("cwmcs", mode=mode, objective=objective, by=by, **UNGUARDED).fit(z, y)
     losses = slow_losses(one, z, y)
     assert losses[np.searchsorted(GAMMAS, one.gamma_)] == pytest.approx(losses.min(), abs=2e-5)
     np.testing.assert_allclose(one.temperatures_, one.temperature_ * (1 + one.gamma_ * one.scores_))
@@ -45,7 +49,7 @@ def test_gamma_is_the_best_of_its_grid(mode, objective, by):
 def test_class_scores_are_measured_after_the_common_temperature():
     z, y = draw(1)
     for by in ("true", "predicted"):
-        one = calibration.get("cwmcs", by=by).fit(z, y)
+        one = calibration.get("cwmcs", by=by, **UNGUARDED).fit(z, y)
         expected = metrics.cw_mcs(scores.softmax(z / one.temperature_), y, by=by)
         np.testing.assert_allclose(one.scores_, expected / expected.max())
 
@@ -121,8 +125,55 @@ def test_an_absent_class_keeps_the_common_temperature():
 
 
 def test_far_negative_scores_restrict_gamma_so_that_temperatures_stay_positive():
-    one = calibration.get("cwmcs", by="true", objective="ece", normalize="max")
+    one = calibration.get("cwmcs", by="true", objective="ece", normalize="max", **UNGUARDED)
     z, y = draw(7, 500, 4, 0.2)
     one.fit(z, y)
     assert one.scores_.min() < -1 or one.scores_.max() == pytest.approx(1)
     assert (one.temperatures_ > 0).all()
+
+
+def exits():
+    """(name, logits, labels, rows to fit on) of the shared records."""
+    clinc = np.load(SHARED / "golden" / "clinc150_records.npz")
+    y = np.concatenate([clinc["val_labels"], clinc["test_labels"]])
+    z = np.concatenate([clinc["val_logits"], clinc["test_logits"]], axis=1)
+    yield from ((f"clinc150-{j}", z[j], y, 3000) for j in range(6))
+    wrn = np.load(SHARED / "golden" / "wrn_cifar10.npz")
+    yield "wrn", np.log(np.maximum(wrn["predictions"], 1e-30)), wrn["ground_truth"].ravel(), 5000
+    ar = np.load(SHARED / "models" / "ar_vit_cifar10" / "records.npz")
+    yield from ((f"ar_vit-{j}", ar["logits"][j], ar["labels"], 5000) for j in range(3))
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no records beside the repository")
+@pytest.mark.parametrize("seed", [0, 1])
+def test_on_no_real_exit_is_it_worse_than_nothing_beyond_noise(seed):
+    for name, z, y, rows in exits():
+        order = np.random.default_rng(seed).permutation(len(y))
+        fit, test = order[:rows], order[rows:]
+        p = calibration.get("cwmcs").fit(z[fit], y[fit]).apply(z[test].astype(float))
+        plain = scores.softmax(z[test].astype(float))
+        own = np.arange(len(test)), y[test]
+        rise = np.log(np.maximum(plain[own], 1e-300)) - np.log(np.maximum(p[own], 1e-300))
+        assert rise.mean() <= 2 * rise.std() / np.sqrt(len(rise)), name
+
+
+def test_classes_of_few_rows_are_moved_little_and_a_handful_of_rows_not_at_all():
+    z, y = draw(8, 4000, 5)
+    rare = (z.argmax(1) != 4) | (np.arange(4000) % 40 == 0)
+    kept = calibration.get("cwmcs").fit(z[rare], y[rare])
+    free = calibration.get("cwmcs", **UNGUARDED).fit(z[rare], y[rare])
+    assert 0 < np.abs(kept.scores_[4] / kept.scores_[3]) < 0.6 * np.abs(free.scores_[4] / free.scores_[3])
+    assert calibration.get("cwmcs").fit(z[:9], y[:9]).gamma_ == 0
+
+
+@pytest.mark.parametrize("floor", [0.25, 0.8])
+def test_no_class_is_colder_than_the_floor(floor):
+    z, y = draw(9, 3000, 4)
+    one = calibration.get("cwmcs", floor=floor, normalize="none").fit(z, y)
+    assert (one.temperatures_ >= floor * one.temperature_ - 1e-12).all()
+
+
+@pytest.mark.parametrize("options", [{"shrinkage": -1}, {"folds": 0}, {"floor": 0.0}, {"floor": 1.0}])
+def test_guards_are_checked(options):
+    with pytest.raises(InputError, match="cwmcs: expected shrinkage"):
+        calibration.get("cwmcs", **options)

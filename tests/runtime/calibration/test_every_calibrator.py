@@ -7,12 +7,13 @@ import sys
 import numpy as np
 import pytest
 from offramp.runtime import calibration, metrics, scores
+from offramp.runtime.calibration.cwmcs import UNGUARDED
 from offramp.runtime.errors import InputError
 
 NAMES = [name for name in calibration.names() if not name.startswith("test_")]
 VARIANTS = [
     *((name, {}) for name in NAMES),
-    ("cwmcs", {"mode": "class", "by": "true", "objective": "ece", "clip_outliers": True}),
+    ("cwmcs", {"mode": "class", "by": "true", "objective": "ece", "clip_outliers": True, **UNGUARDED}),
     ("cwmcs", {"base": "ece", "normalize": "minmax"}),
     ("histogram_binning", {"strategy": "equal_mass", "bins": 7}),
     ("ar_condcal", {"multiple": 0.5}),
@@ -297,6 +298,31 @@ def test_a_user_can_register_their_own():
     assert calibration.from_dict(one.to_dict()).base_ == one.base_
     with pytest.raises(InputError, match="class attribute `name`"):
         calibration.register(type("Nameless", (calibration.TopOne,), {}))
+
+
+@every
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_a_row_alone_has_what_it_has_in_a_batch(name, options, dtype, fitted):
+    one = fitted[name, str(options)]
+    z, _, aux = draw(14, 1000, 4, 8.0)  # many rows near certainty
+    z = z.astype(dtype)
+    together, probabilities = one.score({"logits": z, **aux}), one.apply(z, aux)
+    for i in range(0, len(z), 7):
+        alone = {"routing": aux["routing"][:, i : i + 1]}
+        assert one.score({"logits": z[i : i + 1], **alone})[0] == together[i]
+        np.testing.assert_array_equal(one.apply(z[i : i + 1], alone)[0], probabilities[i])
+
+
+@every
+def test_equal_numbers_give_equal_parameters_in_every_precision(name, options):
+    z, y, aux = draw(15, 1200, 5, 2.0)
+    z = z.astype(np.float16)
+    wide = calibration.get(name, **options).fit(z.astype(np.float64), y, aux=aux)
+    for dtype in (np.float16, np.float32):
+        one = calibration.get(name, **options).fit(z.astype(dtype), y, aux=aux)
+        assert vars(one).keys() == vars(wide).keys()
+        for key, value in wide._fitted().items():
+            np.testing.assert_allclose(getattr(one, key), value, rtol=1e-9, atol=1e-9, err_msg=key)
 
 
 def test_importing_any_of_it_loads_no_scipy_matplotlib_or_torch():

@@ -68,6 +68,18 @@ def test_the_serving_form_is_within_a_thousandth_of_exact_everywhere(shape):
     np.testing.assert_allclose(smoother(asked), smoother.exact(asked), atol=1e-3)
 
 
+def test_near_certainty_rows_keep_log_odds_of_their_own():
+    random = np.random.default_rng(8)
+    points = random.random((2000, 1))
+    smoother = Smoother(points, (points[:, 0] > 0.3).astype(float), np.ones(2000), np.array([0.02]))
+    asked = np.linspace(0.35, 0.64, 200)[:, None]
+    exact, served = smoother.exact_log_odds(asked), smoother.log_odds(asked)
+    assert (smoother.exact(asked)[-50:] == 1.0).all()
+    assert (np.diff(exact) > 0).all()
+    assert (np.diff(served) > 0).all()
+    np.testing.assert_allclose(served, exact, rtol=1e-2)
+
+
 def test_one_feature_is_interpolated_as_well():
     random = np.random.default_rng(3)
     points = random.beta(0.5, 0.5, 10_000)[:, None]

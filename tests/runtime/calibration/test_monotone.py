@@ -4,6 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from offramp.runtime import calibration, metrics, scores
 from offramp.runtime.calibration.binning import mass_edges
+from offramp.runtime.calibration.monotone import MonotoneLine
+from offramp.runtime.calibration.protocol import Given
 from offramp.runtime.errors import InputError
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
@@ -29,6 +31,15 @@ def test_isotonic_regression_agrees_with_scikit_learn_ties_and_weights_included(
 def test_an_empty_isotonic_fit_is_refused():
     with pytest.raises(InputError, match="same length"):
         calibration.isotonic_regression([], [])
+
+
+def test_beside_a_level_of_one_the_line_keeps_its_log_odds():
+    line = MonotoneLine(np.array([0.0, 1.0]), np.array([0.5, 1.0]))
+    near = 1 - np.geomspace(1e-2, 1e-15, 40)
+    expected = np.log(0.5 + near / 2) - np.log((1 - near) / 2)
+    np.testing.assert_allclose(line.log_odds(near), expected, rtol=1e-9)
+    assert line.log_odds([1.0, 2.0]).tolist() == [scores.LARGEST] * 2
+    assert MonotoneLine(np.array([3.0]), np.array([0.25])).log_odds([1.0])[0] == scores.logit(0.25)
 
 
 def test_platt_is_logistic_regression_on_his_targets():
@@ -63,6 +74,35 @@ def test_beta_is_the_constrained_logistic_fit():
     if (expected.coef_[0] >= 0).all():
         np.testing.assert_allclose(one.coefficients_[:2], expected.coef_[0], rtol=1e-2)
     assert (one.coefficients_[:2] >= 0).all()
+
+
+def test_beta_prefers_no_scale_where_the_rows_do_not_decide():
+    random = np.random.default_rng(9)
+    s = random.uniform(40, 80, 4000)  # ln c is nothing here: only b is seen
+    correct = random.random(4000) < scores.sigmoid(s / 40)
+    fits = []
+    for scale in (1.0, 8.0):
+        one = calibration.get("beta")
+        one.classes_ = 2
+        one._fit_pairs(Given({"score": s * scale}), correct, np.ones(4000))
+        fits.append(one)
+    asked = np.array([45.0, 75.0])
+    np.testing.assert_allclose(fits[1].score({"score": asked * 8}), fits[0].score({"score": asked}), rtol=1e-4)
+    for one, scale in zip(fits, (1.0, 8.0), strict=True):
+        a, b, _ = one.coefficients_
+        assert 0 <= a * scale < 0.1, "the unseen side has the slope of the seen one, not 1"
+        assert 0 <= b * scale < 0.1
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+def test_beta_stays_finite_on_separable_rows_of_any_scale(scale):
+    s = np.linspace(-3, 3, 200) * scale
+    one = calibration.get("beta")
+    one.classes_ = 2
+    one._fit_pairs(Given({"score": s}), s > 0, np.ones(200))
+    odds = one.score({"score": s})
+    assert np.abs(odds).max() < 1e4
+    assert ((odds > 0) == (s > 0)).all()
 
 
 def test_beta_sets_a_negative_slope_to_zero():

@@ -71,6 +71,31 @@ def test_the_order_of_a_million_scores_stays(name, kind, outcome, dtype):
     np.testing.assert_array_equal(np.argsort(s, kind="stable"), np.argsort(moved, kind="stable"))
 
 
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("sharpness", [0.3, 1.0, 4.0])
+def test_the_next_float32_is_more_confident_and_so_is_a_float64_a_billionth_away(name, sharpness):
+    z, y = draw(7, classes=10, sharpness=sharpness)
+    one = calibration.get(name).fit(z, y)
+    random = np.random.default_rng(7)
+    parts = [random.normal(4, 6, 50_000), random.uniform(7.9, 41, 50_000), np.geomspace(40, 1e37, 50_000)]
+    s = np.concatenate(parts)
+    s = s[s > 1e-3 - np.log(9)]
+    short = s.astype(np.float32)
+    short = short[np.abs(short) > 0.02]
+    following = np.nextafter(short, np.float32(np.inf))
+    assert (one.score({"score": following}) > one.score({"score": short})).all()
+    apart = s + 1e-9 * np.maximum(1.0, np.abs(s))
+    assert (one.score({"score": apart}) > one.score({"score": s})).all()
+
+
+def test_near_zero_no_float32_is_less_confident_than_the_one_before():
+    z, y = draw(8, classes=10, sharpness=3.0)
+    tiny = np.geomspace(1e-44, 1e-6, 5000).astype(np.float32)
+    s = np.sort(np.unique(np.concatenate([-tiny, tiny, [np.float32(0)]])))
+    for name in BOTH:
+        assert (np.diff(calibration.get(name).fit(z, y).score({"score": s})) >= -1e-14).all()
+
+
 @pytest.mark.parametrize("alpha", [0.01, 0.1, 10.0, 100.0])
 def test_the_papers_own_alphas_keep_a_million_scores_apart(alpha):
     s = million("normal")

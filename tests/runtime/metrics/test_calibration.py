@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from offramp.runtime import metrics, scores
 from offramp.runtime.errors import InputError
+from offramp.runtime.metrics.bins import equal_width
 
 BY_CLASS = (metrics.cw_ece, metrics.cw_mcs)
 TOP_ONE = (metrics.ece, metrics.mcs, metrics.ace, metrics.mce, metrics.accuracy, metrics.smooth_ece)
@@ -24,7 +25,8 @@ def draw(seed, rows, classes, dtype=np.float64):
 
 def slow_bin(value, bins):
     """Which ((b − 1)/M, b/M] a value falls in, by looking at every edge."""
-    return next(b for b in range(bins) if value <= (b + 1) / bins or b == bins - 1)
+    edges = [(b + 1) / bins for b in range(bins)]
+    return next(b for b, e in enumerate(edges) if value <= e or value == float(np.float32(e)) or b == bins - 1)
 
 
 def slow_residuals(confidence, correct, bins):
@@ -277,3 +279,27 @@ def test_smooth_reliability_follows_the_accuracy():
     curve = metrics.smooth_reliability(c, random.random(50_000) < c**2, width=0.02)
     inside = (curve.confidence > 0.1) & (curve.confidence < 0.9)
     np.testing.assert_allclose(curve.accuracy[inside], curve.confidence[inside] ** 2, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("bins", [5, 10, 15])
+def test_short_floats_on_a_bin_edge_stay_on_their_side(dtype, bins):
+    edges = np.repeat(np.arange(1, bins + 1) / bins, 4)
+    right = np.tile([True, False, True, True], bins)
+    below = np.repeat(np.arange(bins), 4)
+    np.testing.assert_array_equal(equal_width(edges, bins), below)
+    np.testing.assert_array_equal(equal_width(edges.astype(dtype).astype(float), bins), below)
+    close = pytest.approx(metrics.ece(edges, right, bins), abs=1e-3)
+    assert metrics.ece(edges.astype(dtype), right, bins) == close
+    p = np.column_stack([edges, 1 - edges])
+    assert metrics.classwise_ece(p.astype(dtype), 1 - right, bins) == pytest.approx(
+        metrics.classwise_ece(p.astype(dtype).astype(float), 1 - right, bins), abs=1e-12
+    )
+
+
+def test_one_short_float_on_an_edge_does_not_join_the_bin_above():
+    # 0.6 and 0.61 with opposite outcomes: in one bin their errors would cancel.
+    confidence, right = np.repeat([0.6, 0.61], 20), np.repeat([True, False], 20)
+    wide = metrics.ece(confidence, right, 10)
+    assert wide > 0.5
+    assert metrics.ece(confidence.astype(np.float32), right, 10) == pytest.approx(wide, abs=1e-6)

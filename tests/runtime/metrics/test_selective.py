@@ -88,18 +88,26 @@ def test_equal_weights_are_no_weights_and_zero_weights_no_rows(data):
     score, error = data
     for metric in ALL:
         whole = metric(score, error)
-        assert metric(score, error, weights=np.full(len(score), 3.0)) == pytest.approx(whole, nan_ok=True)
+        # The area by ranks takes three equal rows for three rows.
+        same = 1.0 if metric in (metrics.aurc, metrics.e_aurc) else 3.0
+        assert metric(score, error, weights=np.full(len(score), same)) == pytest.approx(whole, nan_ok=True)
         padded = metric([*score, 99.0], [*error, True], weights=[1.0] * len(score) + [0.0])
         assert padded == pytest.approx(whole, nan_ok=True)
 
 
 @given(scored())
-def test_whole_weights_are_repeated_rows_where_no_rank_is_split(data):
+def test_whole_weights_are_repeated_rows(data):
     score, error = data
     w = np.arange(len(score)) % 3 + 1
-    for metric in (metrics.augrc, metrics.auroc_f, metrics.ap_f, metrics.ap_f_err):
+    for metric in ALL:
         repeated = metric(np.repeat(score, w), np.repeat(error, w))
         assert metric(score, error, weights=w) == pytest.approx(repeated, nan_ok=True)
+
+
+def test_a_weight_between_two_whole_ones_has_an_area_between_theirs():
+    score, error = np.array([3.0, 2.0, 1.0]), np.array([False, True, False])
+    areas = [metrics.aurc(score, error, weights=[w, 1.0, 1.0]) for w in (1.0, 1.25, 1.5, 2.0)]
+    assert (np.diff(areas) < 0).all()
 
 
 def test_a_perfect_ranking_has_no_excess_in_the_limit():

@@ -12,7 +12,11 @@ def slow_groups(reports, m, binning):
     """Rows of each bin, straight from the definitions."""
     n = len(reports)
     if binning == "fixed":
-        place = [next(b for b in range(m) if v <= (b + 1) / m or b == m - 1) for v in reports]
+        # An edge as float32 spells it is that edge.
+        edges = [(b + 1) / m for b in range(m)]
+        place = [
+            next(b for b, e in enumerate(edges) if v <= e or v == float(np.float32(e)) or b == m - 1) for v in reports
+        ]
         return [[i for i in range(n) if place[i] == b] for b in range(m)]
     order = sorted(range(n), key=lambda i: (reports[i], i))
     return [[order[i - 1] for i in range(1, n + 1) if (j - 1) * n < i * m <= j * n] for j in range(1, m + 1)]
@@ -157,3 +161,10 @@ def test_resamples_of_few_rows_and_of_none():
     assert one == pytest.approx(2 * metrics.confce_corr([0.5, 0.9], [1, 0], bins=5))
     with pytest.raises(InputError, match=r"counts: expected shape \(resamples, 2\)"):
         metrics.confce_corr_resampled([0.5, 0.9], [1, 0], np.ones((1, 3)))
+
+
+@pytest.mark.parametrize("metric", [metrics.lince_classwise, metrics.brier, metrics.nll, metrics.classwise_ece])
+def test_logits_are_refused_by_all_that_read_every_class(metric):
+    z = np.array([[0.5, -3.0, 0.1], [0.2, 0.3, 0.5], [0.9, -1.0, 7.0]])
+    with pytest.raises(InputError, match=r"not so in rows 0, 2; pass softmax\(logits\)"):
+        metric(z, [0, 0, 0])
