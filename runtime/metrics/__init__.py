@@ -4,7 +4,8 @@ Calibration: ece, mcs, ace, mce, classwise_ece, cw_ece, cw_mcs, ws_ece, ws_mcs (
 nll, brier, accuracy. Truthful errors: confce_corr, confce, confece, lince, lince_classwise. Selective
 prediction: aurc, augrc, e_aurc, auroc_f, ap_f, ap_f_err, risk_coverage. Early exits: eefp, eef1,
 cost_accuracy, oracle, … Routing: worst_tertile_ece, matched_gap, … Uncertainty of any of them: bootstrap,
-compare, by_subgroup.
+compare, by_subgroup; where a bootstrap wouldn't cover, share_interval, paired_difference_interval,
+bounded_mean_interval, ece_interval, auroc_interval, ranking_intervals.
 """
 
 from offramp.runtime.metrics.calibration import (
@@ -45,6 +46,13 @@ from offramp.runtime.metrics.early_exit import (
     oracle,
     overthinking,
 )
+from offramp.runtime.metrics.intervals import (
+    bounded_mean_interval,
+    ece_interval,
+    paired_difference_interval,
+    share_interval,
+)
+from offramp.runtime.metrics.ranking import RankingIntervals, auroc_interval, ranking_intervals
 from offramp.runtime.metrics.resampling import (
     Comparison,
     Interval,
@@ -104,6 +112,7 @@ __all__ = [
     "OracleGap",
     "Permutation",
     "Profile",
+    "RankingIntervals",
     "Reliability",
     "RiskCoverage",
     "SmoothReliability",
@@ -117,7 +126,9 @@ __all__ = [
     "aurc",
     "auroc",
     "auroc_f",
+    "auroc_interval",
     "bootstrap",
+    "bounded_mean_interval",
     "brier",
     "by_subgroup",
     "classwise_ece",
@@ -131,6 +142,7 @@ __all__ = [
     "cw_mcs",
     "e_aurc",
     "ece",
+    "ece_interval",
     "eef1",
     "eef1_mean",
     "eefp",
@@ -151,11 +163,14 @@ __all__ = [
     "oc_mcs",
     "oracle",
     "overthinking",
+    "paired_difference_interval",
     "profile",
+    "ranking_intervals",
     "reliability",
     "risk_at_coverage",
     "risk_coverage",
     "routing_entropy",
+    "share_interval",
     "smooth_ece",
     "smooth_reliability",
     "tertiles",
