@@ -16,7 +16,7 @@ from offramp.runtime.metrics import selective
 from offramp.runtime.metrics.intervals import NAN, Ends
 
 # Groups of neighbours in the ranking, at most; the sizes of the draws follow.
-GROUPS = 512
+GROUPS = 256
 DRAWS = 1000
 
 
