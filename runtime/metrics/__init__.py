@@ -4,7 +4,8 @@ Calibration: ece, mcs, ace, mce, classwise_ece, cw_ece, cw_mcs, ws_ece, ws_mcs (
 nll, brier, accuracy. Truthful errors: confce_corr, confce, confece, lince, lince_classwise. Selective
 prediction: aurc, augrc, e_aurc, auroc_f, ap_f, ap_f_err, risk_coverage. Early exits: eefp, eef1,
 cost_accuracy, oracle, … Routing: worst_tertile_ece, matched_gap, … Uncertainty of any of them: bootstrap,
-compare, by_subgroup.
+compare, by_subgroup; where a bootstrap wouldn't cover, share_interval, paired_difference_interval,
+bounded_mean_interval, ece_interval, auroc_interval, ranking_intervals.
 """
 
 from offramp.runtime.metrics.calibration import (
@@ -45,6 +46,13 @@ from offramp.runtime.metrics.early_exit import (
     oracle,
     overthinking,
 )
+from offramp.runtime.metrics.intervals import (
+    bounded_mean_interval,
+    ece_interval,
+    paired_difference_interval,
+    share_interval,
+)
+from offramp.runtime.metrics.ranking import RankingIntervals, auroc_interval, ranking_intervals
 from offramp.runtime.metrics.resampling import (
     Comparison,
     Interval,
@@ -54,13 +62,12 @@ from offramp.runtime.metrics.resampling import (
     compare,
 )
 from offramp.runtime.metrics.routing import (
-    GapInterval,
     MatchedGap,
     Permutation,
     Profile,
+    detectable_gap,
     holm,
     matched_gap,
-    matched_gap_interval,
     matched_gap_permutation,
     profile,
     routing_entropy,
@@ -96,7 +103,6 @@ __all__ = [
     "Comparison",
     "CostAccuracy",
     "Failures",
-    "GapInterval",
     "Interval",
     "MatchedGap",
     "Miscalibration",
@@ -104,6 +110,7 @@ __all__ = [
     "OracleGap",
     "Permutation",
     "Profile",
+    "RankingIntervals",
     "Reliability",
     "RiskCoverage",
     "SmoothReliability",
@@ -117,7 +124,9 @@ __all__ = [
     "aurc",
     "auroc",
     "auroc_f",
+    "auroc_interval",
     "bootstrap",
+    "bounded_mean_interval",
     "brier",
     "by_subgroup",
     "classwise_ece",
@@ -129,8 +138,10 @@ __all__ = [
     "cost_accuracy",
     "cw_ece",
     "cw_mcs",
+    "detectable_gap",
     "e_aurc",
     "ece",
+    "ece_interval",
     "eef1",
     "eef1_mean",
     "eefp",
@@ -142,7 +153,6 @@ __all__ = [
     "lince",
     "lince_classwise",
     "matched_gap",
-    "matched_gap_interval",
     "matched_gap_permutation",
     "mce",
     "mcs",
@@ -151,11 +161,14 @@ __all__ = [
     "oc_mcs",
     "oracle",
     "overthinking",
+    "paired_difference_interval",
     "profile",
+    "ranking_intervals",
     "reliability",
     "risk_at_coverage",
     "risk_coverage",
     "routing_entropy",
+    "share_interval",
     "smooth_ece",
     "smooth_reliability",
     "tertiles",

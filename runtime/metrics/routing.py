@@ -168,45 +168,6 @@ def _statistics(cells: Ints, min_count: int) -> tuple[Floats, Floats]:
 
 
 @dataclass(frozen=True)
-class GapInterval:
-    """Percentile intervals of the gaps. The tertiles' cuts stay fixed; an interval need not contain the point."""
-
-    max: tuple[float, float]
-    weighted: tuple[float, float]
-    confidence: float
-
-
-def matched_gap_interval(
-    confidence: ArrayLike,
-    correct: ArrayLike,
-    feature: ArrayLike,
-    bins: int = 15,
-    min_count: int = 5,
-    *,
-    level: float = 0.95,
-    replicates: int = 5000,
-    seed: int = 0,
-) -> GapInterval:
-    """Bootstrap of `matched_gap`: drawing rows with fixed cuts is one multinomial draw of the cells' counts."""
-    level = arrays.fraction(level, "level")
-    cells = cells_of(confidence, correct, feature, bins)
-    total = int(cells.sum())
-    if not total:
-        return GapInterval((NAN, NAN), (NAN, NAN), level)
-    random = np.random.default_rng(seed)
-    drawn = random.multinomial(total, (cells / total).reshape(-1), size=replicates)
-    largest, mean = _statistics(drawn.reshape(replicates, *cells.shape), min_count)
-    return GapInterval(_ends(largest, level), _ends(mean, level), level)
-
-
-def _ends(values: Floats, level: float) -> tuple[float, float]:
-    if np.isnan(values).all():
-        return NAN, NAN
-    low, high = np.nanquantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
-@dataclass(frozen=True)
 class Permutation:
     """p = (1 + #{null ≥ observed})/(1 + P), for the max and the weighted gap; NaN without shared bins."""
 
@@ -234,6 +195,12 @@ def matched_gap_permutation(
     observed = gap_of(cells, min_count)
     if not observed.shared_bins:
         return Permutation(NAN, NAN, permutations, observed)
+    largest, mean = _statistics(_permuted(cells, permutations, seed), min_count)
+    return Permutation(_p_value(largest, observed.max), _p_value(mean, observed.weighted), permutations, observed)
+
+
+def _permuted(cells: Ints, permutations: int, seed: int) -> Ints:
+    """(P, M, 3, 2) cells with correctness permuted among the rows of each bin."""
     random = np.random.default_rng(seed)
     rows, right = cells.sum(axis=2), cells[:, :, 1].sum(axis=1)
     everyone = rows.sum(axis=1)
@@ -242,9 +209,49 @@ def matched_gap_permutation(
     rest, rest_right = everyone - rows[:, 0], right - low
     high = random.hypergeometric(rest_right, rest - rest_right, rows[:, 2], size=size)
     hits = np.stack([low, right - low - high, high], axis=2)
-    drawn = np.stack([rows - hits, hits], axis=3)
-    largest, mean = _statistics(drawn, min_count)
-    return Permutation(_p_value(largest, observed.max), _p_value(mean, observed.weighted), permutations, observed)
+    return np.stack([rows - hits, hits], axis=3)
+
+
+def detectable_gap(
+    confidence: ArrayLike,
+    correct: ArrayLike,
+    feature: ArrayLike,
+    bins: int = 15,
+    min_count: int = 5,
+    *,
+    level: float = 0.05,
+    power: float = 0.8,
+    permutations: int = 5000,
+    seed: int = 0,
+) -> float:
+    """The smallest gap, in (0, 1], that the test of the weighted gap would find in a share `power` of such samples.
+
+    The gap is one for all bins: the top tertile right by half of it more often than its bin, the bottom one less,
+    as far as 0 and 1 let them. What a "within chance" rules out is a gap of this size, no smaller one. NaN without
+    shared bins, and where no gap would be found so often.
+    """
+    level, power = arrays.fraction(level, "level"), arrays.fraction(power, "power")
+    cells = cells_of(confidence, correct, feature, bins)
+    if not gap_of(cells, min_count).shared_bins:
+        return NAN
+    critical = np.quantile(_statistics(_permuted(cells, permutations, seed), min_count)[1], 1 - level)
+    rows = cells.sum(axis=2)
+    share = cells[:, :, 1].sum(axis=1) / np.maximum(rows.sum(axis=1), 1)
+
+    def found(gap: float) -> bool:
+        random = np.random.default_rng([seed, 1])
+        chance = np.clip(share[:, None] + gap * np.array([-0.5, 0.0, 0.5]), 0.0, 1.0)
+        hits = random.binomial(rows, chance, (1000, *rows.shape))
+        mean = _statistics(np.stack([rows - hits, hits], axis=3), min_count)[1]
+        return bool((mean > critical).mean() >= power)
+
+    low, high = 0.0, 1.0
+    if not found(high):
+        return NAN
+    for _ in range(9):
+        middle = (low + high) / 2
+        low, high = (low, middle) if found(middle) else (middle, high)
+    return high
 
 
 def _p_value(null: Floats, observed: float) -> float:

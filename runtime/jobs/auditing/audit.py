@@ -33,7 +33,7 @@ def audit_records(
         says what records that are too old leave out (see `open_records`). rows: numbers of the rows to look at,
         all by default, so that a job that reports on test rows can keep them out. The rest as in
         `evidence.audit`; rows without a label are left out.
-    Time grows with the square of the rows: half a minute for 10,000 rows at three exits.
+    Time grows with the square of the rows: a minute for 10,000 rows at three exits.
     Raises InputError if the records have no routing outputs or no labels, or don't say which exit has
     seen which routing.
     """
@@ -117,19 +117,23 @@ def document(found: Audit, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(found: Audit) -> list[dict[str, Any]]:
-    """One flat row an exit, as a data frame takes them: pandas.DataFrame(table(found))."""
+    """One flat row an exit, as a data frame takes them (pandas.DataFrame(table(found))): of its best feature."""
     rows = []
     for j, one in zip(found.numbers, found.exits, strict=True):
-        gap, kernels = one.permutation.observed, one.kernels
+        best = one.best
+        gap, kernels = best.permutation.observed, best.kernels
         rows.append(
             {
                 "exit": j,
+                "feature": best.feature,
                 "gap_max": gap.max,
                 "gap_weighted": gap.weighted,
                 "shared_bins": gap.shared_bins,
-                "p_max": one.permutation.max,
-                "p_weighted": one.permutation.weighted,
-                "p_holm": one.adjusted,
+                "p_max": best.permutation.max,
+                "p_weighted": best.permutation.weighted,
+                "gap_detectable": best.detectable,
+                "p_kernel": kernels.p_value,
+                "p_holm": best.adjusted,
                 **{f"nll_{name}": value for name, value in kernels.nll.items()},
                 **{f"advantage_over_{name}": value[0] for name, value in kernels.advantage.items()},
                 **{f"r2_{name}": float(values.mean()) for name, values in one.probe.r2.items()},
@@ -144,13 +148,14 @@ def table(found: Audit) -> list[dict[str, Any]]:
 
 def describe(found: Audit) -> str:
     """The evidence as a table, then the verdict."""
-    lines = ["exit  gap (weighted)  p (Holm)  AR-CondCal's NLL gain [95%]  R² uplift [95%]"]
-    for j, one in zip(found.numbers, found.exits, strict=True):
-        # The control that is harder to beat decides.
-        gain = min(one.kernels.advantage.values())
-        lines.append(
-            f"{j:<6}{one.permutation.observed.weighted:<16.4f}{one.adjusted:<10.3f}"
-            f"{f'{gain[0]:+.4f} [{gain[1]:+.4f}, {gain[2]:+.4f}]':<29}"
-            f"{one.probe.uplift:+.4f} [{one.probe.low:+.4f}, {one.probe.high:+.4f}]"
-        )
+    lines = ["exit  feature  gap (would be found)  p (Holm)  kernel's NLL gain [95%]       R² uplift [95%]"]
+    for j, exit_ in zip(found.numbers, found.exits, strict=True):
+        for one in exit_.features:
+            # The control that is harder to beat decides.
+            gain = min(one.kernels.advantage.values())
+            lines.append(
+                f"{j:<6}{one.feature:<9}{f'{one.permutation.observed.weighted:.4f} ({one.detectable:.3f})':<22}"
+                f"{one.adjusted:<10.3f}{f'{gain[0]:+.4f} [{gain[1]:+.4f}, {gain[2]:+.4f}]':<30}"
+                f"{exit_.probe.uplift:+.4f} [{exit_.probe.low:+.4f}, {exit_.probe.high:+.4f}]"
+            )
     return "\n".join([*lines, "", found.verdict])

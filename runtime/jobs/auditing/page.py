@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from offramp.runtime import plots
-from offramp.runtime.jobs.auditing.evidence import KERNELS, MULTIPLES, Audit, ExitAudit, RoutingProbe
+from offramp.runtime.jobs.auditing.evidence import (
+    CONTROLS,
+    KERNELS,
+    MULTIPLES,
+    ROUTED,
+    Audit,
+    FeatureAudit,
+    RoutingProbe,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +24,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "nw_confidence": "confidence",
     "nw_confidence_entropy": "confidence, entropy",
-    "ar_condcal": "confidence, routing (AR-CondCal)",
+    ROUTED: "confidence, feature",
     "linear": "linear(c)",
     "ridge": "ridge(c, H)",
     "mlp": "MLP(c)",
@@ -40,6 +48,7 @@ p.how { max-width: 46rem }
 
 def page(found: Audit, about: dict[str, Any]) -> str:
     """The whole page. about: what the audit's document says of its records and options."""
+    each = [(j, one) for j, exit_ in zip(found.numbers, found.exits, strict=True) for one in exit_.features]
     title = f"Routing audit of {about['model']}"
     reasons = "".join(
         f"<li>Exit {j}: {escape('; '.join(one.missing()) or 'all the evidence is there')}.</li>"
@@ -50,21 +59,24 @@ def page(found: Audit, about: dict[str, Any]) -> str:
 <title>{escape(title)}</title><style>{_STYLE}</style></head><body>
 <h1>{escape(title)}</h1>
 <p class="how">Does routing say more about errors than confidence does? “Yes” takes three pieces of evidence at one
-exit: a gap in accuracy at matched confidence that a permutation test rejects (Holm over exits); AR-CondCal better
-than both kernels that don't see routing, on held-out rows; a network that sees routing better than one that
-doesn't, or sees it shuffled.</p>
+exit: for one feature of routing (the mean entropy, its spread, or the last), a gap in accuracy at matched confidence
+that a permutation test rejects, and a kernel that sees the feature better than both kernels that don't, on held-out
+rows, at p-values adjusted for all features at all exits (Holm); a network that sees routing better than one that
+doesn't, or sees it shuffled. AR-CondCal is the kernel that sees r_std.</p>
 <p class="verdict{" yes" if found.yes else ""}">{escape(found.verdict)}</p>
 <ul>{reasons}</ul>
 <h2>Accuracy at matched confidence</h2>
-<p class="how">Rows in the upper third of mean routing entropy against those in the lower third, in each bin of
-confidence. Intervals are 95% bootstrap intervals and need not contain the point.</p>
-{_table(_GAPS, [_gaps(j, one) for j, one in zip(found.numbers, found.exits, strict=True)])}
-{_figure([(f"exit {j}", _draw_gaps(one)) for j, one in zip(found.numbers, found.exits, strict=True)])}
+<p class="how">Rows in the upper third of a feature against those in the lower third, in each bin of confidence. Noise
+alone makes gaps, so they have a test and no interval: “would be found” is the gap, alike in all bins, that the test
+would have rejected in 80% of such samples. Smaller ones may be there.</p>
+{_table(_GAPS, [_gaps(j, one) for j, one in each])}
+{_figure([(f"exit {j}, {one.feature}", _draw_gaps(one)) for j, one in each])}
 <h2>Kernels of equal bandwidth</h2>
 <p class="how">Negative log-likelihood of right and wrong on held-out rows, lower is better. The advantage is the
-control's minus AR-CondCal's, with its paired 95% interval; above 0 is in AR-CondCal's favour.</p>
-{_table(_NLLS, [_nlls(j, one) for j, one in zip(found.numbers, found.exits, strict=True)])}
-{_figure([(f"exit {j}", _draw_sweep(one)) for j, one in zip(found.numbers, found.exits, strict=True)])}
+control's minus that of the kernel that sees the feature, with its paired 95% interval; above 0 is in routing's
+favour.</p>
+{_table(_NLLS, [_nlls(j, one) for j, one in each])}
+{_figure([(f"exit {j}, {one.feature}", _draw_sweep(one)) for j, one in each])}
 <h2>Networks of equal capacity</h2>
 <p class="how">Held-out R² on |confidence − right|, mean over seeds. The uplift is what seeing routing adds over the
 better of not seeing it and seeing it shuffled, with its 95% t-interval over seeds.</p>
@@ -76,28 +88,32 @@ better of not seeing it and seeing it shuffled, with its 95% t-interval over see
 """
 
 
-_GAPS = ["exit", "largest gap", "95%", "p", "weighted gap", "95%", "p", "p (Holm)", "shared bins"]
-_NLLS = ["exit", *(_NAMES[k] for k in KERNELS), *(f"advantage over {_NAMES[k]}" for k in KERNELS[:-1])]
+_GAPS = ["exit", "feature", "largest gap", "p", "weighted gap", "would be found", "p", "shared bins"]
+_NLLS = ["exit", "feature", *(_NAMES[k] for k in KERNELS), *(f"advantage over {_NAMES[k]}" for k in CONTROLS)]
+_NLLS += ["p", "p (Holm, with the gap's)"]
 _R2S = ["exit", *(_NAMES[k] for k in ("linear", "ridge", "mlp", "mlp_routing", "mlp_shuffled")), "uplift"]
 
 
-def _gaps(j: int, one: ExitAudit) -> list[str]:
+def _gaps(j: int, one: FeatureAudit) -> list[str]:
     gap = one.permutation.observed
     return [
         str(j),
-        *(_number(gap.max), _range(one.interval.max), _number(one.permutation.max)),
-        *(_number(gap.weighted), _range(one.interval.weighted), _number(one.permutation.weighted)),
-        *(_number(one.adjusted), str(gap.shared_bins)),
+        one.feature,
+        *(_number(gap.max), _number(one.permutation.max)),
+        *(_number(gap.weighted), _number(one.detectable), _number(one.permutation.weighted)),
+        str(gap.shared_bins),
     ]
 
 
-def _nlls(j: int, one: ExitAudit) -> list[str]:
+def _nlls(j: int, one: FeatureAudit) -> list[str]:
     kernels = one.kernels
-    gains = [kernels.advantage[name] for name in KERNELS[:-1]]
+    gains = [kernels.advantage[name] for name in CONTROLS]
     return [
         str(j),
+        one.feature,
         *(_number(kernels.nll[name]) for name in KERNELS),
         *(f"{_number(mean)} {_range((low, high))}" for mean, low, high in gains),
+        *(_number(kernels.p_value), _number(one.adjusted)),
     ]
 
 
@@ -124,17 +140,17 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="wide"><table>{line(head, "th")}{"".join(line(row, "td") for row in rows)}</table></div>'
 
 
-def _draw_gaps(one: ExitAudit) -> Any:
+def _draw_gaps(one: FeatureAudit) -> Any:
     def draw(ax: "Axes") -> None:
         plots.matched_gaps(one.permutation.observed, ax=ax)
 
     return draw
 
 
-def _draw_sweep(one: ExitAudit) -> Any:
+def _draw_sweep(one: FeatureAudit) -> Any:
     def draw(ax: "Axes") -> None:
         for name, style in zip(KERNELS, ("--", ":", "-"), strict=True):
-            colour = plots.WARM if name == "ar_condcal" else plots.INK
+            colour = plots.WARM if name == ROUTED else plots.INK
             ax.plot(MULTIPLES, [one.kernels.sweep[name][m] for m in MULTIPLES], style, color=colour, label=_NAMES[name])
         ax.set_xscale("log", base=2)
         ax.set_xticks(MULTIPLES, ["¼", "½", "1", "2", "4"])

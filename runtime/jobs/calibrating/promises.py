@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from offramp.runtime.jobs.data.expected import Interval, Line, wilson
+from offramp.runtime.jobs.data.expected import Interval, Line, share
 from offramp.runtime.points import OperatingPoint
 
 
@@ -66,4 +66,4 @@ def _interval(line: Mapping[str, Any], figure: str) -> Interval | None:
     low, high = line.get(f"{figure}_low"), line.get(f"{figure}_high")
     if low is not None and high is not None:
         return low, high
-    return wilson(line.get("errors_answered", 0), line.get("answered", 0)) if figure == "risk" else None
+    return share(line.get("errors_answered", 0), line.get("answered", 0)) if figure == "risk" else None

@@ -22,6 +22,7 @@ CLASSWISE_VALUES = 1 << 22
 # A class is called over- or under-confident from this many rows on.
 LEAST_OF_A_CLASS = 5
 MOST_CLASSES = 5
+NONE = (float("nan"), float("nan"))
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,16 @@ def metrics_of(result: Calibrated, groups: Subgroup | None = None) -> dict[str, 
 
 
 def exits_alone(test: LabelledRows, times: tuple[float, ...] | None = None) -> list[Line]:
-    """Each exit on all test rows, uncalibrated, whether or not a row would come that far."""
+    """Each exit on all test rows, uncalibrated, whether or not a row would come that far.
+
+    …_low and …_high: 95% intervals, None where the figure isn't defined.
+    """
     eefp = metrics.eefp(test.score, test.correct) if len(test) else np.full(test.exits, np.nan)
+    leave_here = metrics.leave_here(test.correct)
     table = []
     for j in range(test.exits):
-        wrong = ~test.correct[j]
+        wrong, confidence = ~test.correct[j], scores.sigmoid(test.score[j])
+        ranking = metrics.ranking_intervals(test.score[j], wrong)
         table.append(
             {
                 "exit": j,
@@ -87,14 +93,32 @@ def exits_alone(test: LabelledRows, times: tuple[float, ...] | None = None) -> l
                 "auroc_f": number(metrics.auroc_f(test.score[j], wrong)),
                 "aurc": number(metrics.aurc(test.score[j], wrong)),
                 "augrc": number(metrics.augrc(test.score[j], wrong)),
-                "ece": number(metrics.ece(scores.sigmoid(test.score[j]), test.correct[j])),
+                "ece": number(metrics.ece(confidence, test.correct[j])),
+                **_ends("accuracy", metrics.share_interval(int(test.correct[j].sum()), len(test))),
+                **_ends("eefp", metrics.auroc_interval(test.score[j], leave_here[j])),
+                **_ranked(ranking),
+                **_ends("ece", metrics.ece_interval(confidence, test.correct[j])),
             }
         )
     return table
 
 
+def _ends(figure: str, interval: tuple[float, float]) -> Line:
+    return {f"{figure}_low": number(interval[0]), f"{figure}_high": number(interval[1])}
+
+
+def _ranked(found: metrics.RankingIntervals) -> Line:
+    return _ends("auroc_f", found.auroc_f) | _ends("aurc", found.aurc) | _ends("augrc", found.augrc)
+
+
 def exits_at(name: str, point: OperatingPoint, test: LabelledRows) -> list[Line]:
-    """An operating point's exits, on the test rows that reach each; confidence before and after calibration."""
+    """An operating point's exits, on the test rows that reach each; confidence before and after calibration.
+
+    …_low and …_high: 95% intervals. n_confce_corr and n_lince_cw have none, so theirs are None: what they estimate
+    grows with the number of rows and changes with the bins, so they rank calibrators on the same rows and mean
+    nothing alone. How sure such a comparison is stands in `tried`. ECE's is of all such rows, so it can lie below
+    the ECE that is seen, which noise lifts.
+    """
     outcome = outcome_of(test, point)
     table = []
     for j in point.exits:
@@ -106,6 +130,10 @@ def exits_at(name: str, point: OperatingPoint, test: LabelledRows) -> list[Line]
             "share": number(leave.mean()) if len(test) else None,
             "reached_by": len(reach),
             "accuracy": number((outcome.label == test.truth)[leave].mean()) if leave.any() else None,
+            **_ends(
+                "accuracy",
+                metrics.share_interval(int((outcome.label == test.truth)[leave].sum()), int(leave.sum())),
+            ),
             "confidence": number(outcome.confidence[leave].mean()) if leave.any() else None,
             "calibrator": calibrator.name,
         }
@@ -124,7 +152,7 @@ def _calibration_of(calibrator: Calibrator, j: int, test: LabelledRows, reach: I
     odds = calibrator.score({**aux, "logits": z, "score": raw, "label": label})
     for suffix, log_odds, one in (("", odds, calibrator), ("_before", raw, get("identity"))):
         if suffix and calibrator.name == "identity":
-            line |= {f"{key}_before": line[key] for key in _BEFORE}
+            line |= {f"{key}_before{end}": line[f"{key}{end}"] for key in _BEFORE for end in ("", "_low", "_high")}
             continue
         confidence = scores.sigmoid(log_odds)
         p = one.apply(z, aux)
@@ -142,8 +170,12 @@ def _calibration_of(calibrator: Calibrator, j: int, test: LabelledRows, reach: I
                 "augrc": metrics.augrc(log_odds, ~right),
             }
         line |= {f"{key}{suffix}": number(value) for key, value in found.items()}
+        line |= _ends(f"ece{suffix}", metrics.ece_interval(confidence, right))
+        line |= _ends(f"mcs{suffix}", metrics.bounded_mean_interval(confidence - right, -1.0, 1.0, draws=2000))
+        for without in ("n_confce_corr", "n_lince_cw"):
+            line |= _ends(f"{without}{suffix}", NONE)
         if not suffix:
-            line |= _by_class(p, y, label)
+            line |= _ranked(metrics.ranking_intervals(log_odds, ~right)) | _by_class(p, y, label)
     return line
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from offramp.runtime import metrics
 from offramp.runtime.arrays import Bools
 from offramp.runtime.jobs.calibrating.promises import held
-from offramp.runtime.jobs.data.expected import Line, mean_interval
+from offramp.runtime.jobs.data.expected import Interval, Line, drop_interval, flops_interval, known
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of, row_keys
 from offramp.runtime.jobs.data.splits import SplitRows
 from offramp.runtime.jobs.plain_json import number
@@ -79,12 +79,14 @@ def _line(point: OperatingPoint, test: LabelledRows, moved: LabelledRows) -> Lin
     answered = int(kept.sum()) + int((~at_home.abstain).sum())
     errors = int((~right)[kept].sum()) + int(((at_home.label != test.truth) & ~at_home.abstain).sum())
     fails = metrics.failures(np.maximum(label, 0), truth)
+    ranking = metrics.ranking_intervals(score[fails.kept], fails.error)
     return {
         "rows": n,
         "out_of_scope": int(outside.sum()),
         "accuracy": number(right[inside].mean()) if inside.any() else None,
         **_drop(moved, right, inside),
         "flops_fraction": number(away.flops.mean() / whole) if n and whole else None,
+        **_ends("flops_fraction", flops_interval(moved, point, away.flops) if whole else None),
         "coverage": number(kept.mean()) if n else None,
         "risk": number((~right)[kept].mean()) if kept.any() else None,
         "answered": int(kept.sum()),
@@ -96,12 +98,19 @@ def _line(point: OperatingPoint, test: LabelledRows, moved: LabelledRows) -> Lin
         "protocol": "new-class" if outside.any() else "same classes",
         "auroc_f": number(metrics.auroc_f(score[fails.kept], fails.error)),
         "aurc": number(metrics.aurc(score[fails.kept], fails.error)),
+        **_ends("auroc_f", known(ranking.auroc_f)),
+        **_ends("aurc", known(ranking.aurc)),
         "confidence": number(away.confidence.mean()) if n else None,
         **{f"exit_{j}_share": float((away.exit == j).mean()) if n else None for j in range(moved.exits)},
     }
 
 
+def _ends(figure: str, interval: Interval | None) -> Line:
+    low, high = interval or (None, None)
+    return {f"{figure}_low": low, f"{figure}_high": high}
+
+
 def _drop(moved: LabelledRows, right: Bools, inside: Bools) -> Line:
-    drop = (moved.correct[-1].astype(np.float64) - right)[inside]
-    low, high = mean_interval(drop) or (None, None)
-    return {"drop": number(drop.mean()) if len(drop) else None, "drop_low": low, "drop_high": high}
+    full_right, right = moved.correct[-1][inside], right[inside]
+    drop = full_right.astype(np.float64) - right
+    return {"drop": number(drop.mean()) if len(drop) else None, **_ends("drop", drop_interval(full_right, right))}

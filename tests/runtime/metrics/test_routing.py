@@ -105,23 +105,18 @@ def test_permuting_is_the_same_as_moving_the_labels_about():
     assert metrics.matched_gap_permutation(c, t, rho).weighted == pytest.approx(slow, abs=0.07)
 
 
-def test_an_interval_resamples_rows_with_fixed_cuts():
-    c, t, rho = sample(4, 0.3, 600)
-    cuts = np.quantile(rho, [1 / 3, 2 / 3])
-    random = np.random.default_rng(0)
-    slow = []
-    for _ in range(300):
-        i = random.integers(0, 600, 600)
-        # Values that put each row in the tertile it had: the cuts don't move with the sample.
-        cells = metrics.routing.cells_of(c[i], t[i], rho[i], 15)
-        third = metrics.tertiles(rho[i], cuts)
-        place = np.minimum((np.ceil(c[i] * 15) - 1).astype(int), 14)
-        fixed = np.bincount((place * 3 + third) * 2 + t[i], minlength=90).reshape(cells.shape)
-        slow.append(metrics.routing.gap_of(fixed, 5).weighted)
-    found = metrics.matched_gap_interval(c, t, rho, replicates=3000)
-    np.testing.assert_allclose(found.weighted, np.quantile(slow, [0.025, 0.975]), atol=0.02)
-    again = metrics.matched_gap_interval(c, t, rho, replicates=3000)
-    assert found == again
+def test_the_gap_that_would_be_found_is_found_in_that_share_of_samples():
+    c, _, rho = sample(4, 0.0, 1500)
+    right = np.random.default_rng(1).random(1500) < 0.7
+    gap = metrics.detectable_gap(c, right, rho, permutations=1000)
+    third = metrics.tertiles(rho)
+    found = 0
+    for seed in range(200):
+        moved = np.random.default_rng(seed).random(1500) < 0.7 + gap * (third - 1) / 2
+        found += metrics.matched_gap_permutation(c, moved, rho, permutations=400, seed=seed).weighted <= 0.05
+    assert 0.7 < found / 200 < 0.9
+    assert metrics.detectable_gap(c, right, rho, permutations=1000, level=0.005) > gap
+    assert np.isnan(metrics.detectable_gap(c[:12], right[:12], rho[:12]))
 
 
 def test_holm_adjusts_in_order_and_skips_what_was_not_tested():
@@ -146,7 +141,7 @@ def test_an_audit_of_noise_says_no_and_why():
     found = audit([z], y, [routing], permutations=300, replicates=300, seeds=3)
     assert not found.yes
     assert found.verdict.startswith("No: at exit 0")
-    assert set(found.exits[0].kernels.sweep["ar_condcal"]) == {0.25, 0.5, 1.0, 2.0, 4.0}
+    assert set(found.exits[0].best.kernels.sweep["routed"]) == {0.25, 0.5, 1.0, 2.0, 4.0}
     assert set(found.exits[0].probe.r2) == {"linear", "ridge", "mlp", "mlp_routing", "mlp_shuffled"}
 
 
@@ -161,3 +156,27 @@ def test_an_audit_finds_routing_that_decides_who_is_right():
     found = audit([z], y, [routing], permutations=300, replicates=300, seeds=3)
     assert found.yes, found.verdict
     assert found.verdict.startswith("Yes: at exit 0")
+
+
+@pytest.mark.parametrize("feature", ["r_agg", "r_std", "last"])
+def test_a_signal_in_one_feature_alone_is_found_and_named(feature):
+    random = np.random.default_rng(7)
+    rows = 3000
+    middle, spread, last = random.uniform(0.35, 0.65, rows), random.uniform(0.02, 0.3, rows), random.random(rows)
+    routing = np.stack([middle - spread, middle + spread, middle - spread, middle + spread])
+    if feature == "last":
+        # Neither the mean of the others nor their spread moves with the last one.
+        routing = np.vstack([np.repeat(routing, 5, axis=0), last])
+    decides = getattr(metrics.profile(routing), feature)
+    z = random.normal(0, 1.5, (rows, 3))
+    y = np.where(decides > np.median(decides), z.argmax(1), np.argsort(z, axis=1)[:, 0])
+    found = audit([z], y, [routing], permutations=300, replicates=300, seeds=2)
+    assert found.yes, found.verdict
+    assert found.verdict.startswith(f"Yes: at exit 0 ({feature})")
+
+
+def test_a_no_says_what_would_have_been_found():
+    z, y, routing = audited(0.0)
+    found = audit([z], y, [routing], permutations=300, replicates=300, seeds=2)
+    assert 0 < found.exits[0].best.detectable < 1
+    assert "would have been found" in found.verdict

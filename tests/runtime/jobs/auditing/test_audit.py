@@ -28,7 +28,7 @@ def test_only_exits_that_have_seen_routing_are_audited_by_their_own_numbers(tmp_
     assert found.verdict in describe(found)
     rows = table(found)
     assert [row["exit"] for row in rows] == [1, 2]
-    assert rows[1]["gap_weighted"] == found.exits[1].permutation.observed.weighted
+    assert rows[1]["gap_weighted"] == found.exits[1].best.permutation.observed.weighted
     assert all(np.ndim(value) == 0 for row in rows for value in row.values())
 
 
@@ -42,7 +42,7 @@ def test_rows_can_be_kept_out(tmp_path):
     folder = write(tmp_path / "r")
     rows = np.arange(100, 500)
     some = audit_records(folder, rows=rows, **QUICK)
-    counted = some.exits[0].permutation.observed
+    counted = some.exits[0].best.permutation.observed
     assert (counted.low_rows + counted.high_rows).sum() <= 400
     assert describe(some) != describe(audit_records(folder, **QUICK))
 
@@ -53,7 +53,7 @@ def test_constant_routing_and_all_correct_are_an_honest_no(tmp_path):
     np.save(folder / "routing.npy", np.ones_like(h))
     constant = audit_records(folder, **QUICK)
     assert not constant.yes
-    assert constant.exits[0].permutation.observed.shared_bins == 0
+    assert constant.exits[0].best.permutation.observed.shared_bins == 0
     np.save(folder / "routing.npy", h)
     np.save(folder / "labels.npy", np.load(folder / "logits_1.npy").argmax(axis=1))
     assert not audit_records(folder, **QUICK).yes
@@ -90,9 +90,11 @@ def test_the_folder_holds_the_figures_and_a_page_that_needs_no_network(audited, 
     assert data["verdict"] == found.verdict
     assert [one["exit"] for one in data["exits"]] == [1, 2]
     for one, exit_ in zip(data["exits"], found.exits, strict=True):
-        assert one["permutation"]["observed"]["weighted"] == exit_.permutation.observed.weighted
         assert one["missing"] == list(exit_.missing())
-        assert one["kernels"]["nll"] == exit_.kernels.nll
+        for feature, seen in zip(one["features"], exit_.features, strict=True):
+            assert feature["feature"] == seen.feature
+            assert feature["permutation"]["observed"]["weighted"] == seen.permutation.observed.weighted
+            assert feature["kernels"]["nll"] == seen.kernels.nll
     page = (tmp_path / "a" / "audit.html").read_text()
     assert found.verdict.split(",")[0] in page
     assert page.count("<svg") == 3

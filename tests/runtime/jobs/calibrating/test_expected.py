@@ -4,34 +4,49 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from made_rows import made_rows
-from offramp.runtime import OperatingPoint
-from offramp.runtime.jobs.data.expected import Z, expected, mean_interval, wilson
+from made_rows import labelled, made_rows
+from offramp.runtime import OperatingPoint, metrics
+from offramp.runtime.jobs.data.expected import drop_interval, expected, flops_interval, share
 from offramp.runtime.points import full
 
 
-@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilsons_ends_are_where_the_count_is_just_two_sided_significant(counted):
-    hits, total = counted
-    low, high = wilson(hits, total)
-    assert 0 <= low < high <= 1
-    assert low - 1e-12 <= hits / total <= high + 1e-12
-    for end in (low, high):
-        assert abs(hits / total - end) == pytest.approx(Z * math.sqrt(end * (1 - end) / total), abs=1e-7)
-
-
 def test_without_rows_there_is_no_interval():
-    assert wilson(0, 0) is None
-    assert mean_interval(np.array([1.0])) is None
-    assert mean_interval(np.array([])) is None
+    none = made_rows(10).take(np.arange(0))
+    assert share(0, 0) is None
+    assert drop_interval(none.correct[-1], none.correct[-1]) is None
+    assert flops_interval(none, full(4), none.flops[-1]) is None
+    assert set(expected(none, full(4))["intervals"].values()) == {None}
 
 
-def test_the_interval_of_a_mean_is_z_standard_errors_wide():
-    low, high = mean_interval(np.array([1.0, 2.0, 3.0, 4.0]))
-    assert (low + high) / 2 == pytest.approx(2.5)
-    assert high - low == pytest.approx(2 * Z * math.sqrt(5 / 3 / 4))
+def test_no_difference_and_one_exit_for_all_are_not_certain():
+    rows = made_rows(300)
+    found = expected(rows, OperatingPoint((-math.inf,) * 4))
+    assert found["exit_shares"][0] == 1.0
+    low, high = found["intervals"]["flops_fraction"]
+    assert low == pytest.approx(0.25)
+    assert 0.25 + 0.75 / 300 < high < 0.25 + 0.75 * 5 / 300
+    everybody_right = np.ones(300, bool)
+    low, high = drop_interval(everybody_right, everybody_right)
+    assert -0.02 < low < 0 < high < 0.02
+
+
+def test_what_costs_the_same_whatever_the_rows_do_has_no_width():
+    found = expected(made_rows(300), full(4))
+    assert found["intervals"]["flops_fraction"] == (1.0, 1.0)
+
+
+def test_rows_of_unequal_length_move_the_share_of_flops_by_what_they_save():
+    rows = made_rows(400)
+    length = np.random.default_rng(1).integers(1, 50, 400)
+    long = labelled(np.stack([z[np.arange(400)] for z in rows.logits]), rows.truth)
+    object.__setattr__(long, "flops", rows.flops * length)
+    halfway = OperatingPoint((math.inf, -math.inf, -math.inf, -math.inf))
+    found = expected(long, halfway)
+    # Everybody costs half of its own full cost, so the ratio doesn't vary though the FLOPs do.
+    assert found["flops_fraction"] == pytest.approx(0.5)
+    low, high = found["intervals"]["flops_fraction"]
+    assert low == pytest.approx(0.5)
+    assert high < 0.53
 
 
 def test_figures_are_counted_over_the_rows():
@@ -48,7 +63,7 @@ def test_figures_are_counted_over_the_rows():
     assert found["coverage"] == pytest.approx(kept.mean())
     assert found["risk"] == pytest.approx(1 - right[kept].mean())
     assert found["exit_shares"] == pytest.approx((np.bincount(left, minlength=4) / 400).tolist())
-    assert found["intervals"]["accuracy"] == pytest.approx(wilson(int(right.sum()), 400))
+    assert found["intervals"]["accuracy"] == pytest.approx(metrics.share_interval(int(right.sum()), 400))
 
 
 def test_where_nothing_is_answered_the_risk_is_not_known():
