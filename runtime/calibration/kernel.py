@@ -140,7 +140,7 @@ class Smoother:
             features = np.zeros((len(places), int(self.used.max()) + 1))
             features[:, self.used] = places * self.bandwidth
             values[tuple(empty.T)] = self.exact_log_odds(features)
-        return np.clip(values, -SURE, SURE)
+        return np.asarray(np.clip(values, -SURE, SURE))
 
 
 def _log_mass(at: Floats, points: Floats, weights: Floats) -> Floats:

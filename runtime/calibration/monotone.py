@@ -38,7 +38,7 @@ class MonotoneLine:
         level = before * self.y[left] + after * self.y[right]
         missing = before * (1 - self.y[left]) + after * (1 - self.y[right])
         with np.errstate(divide="ignore"):
-            return np.clip(np.log(level) - np.log(missing), -scores.LARGEST, scores.LARGEST)
+            return np.asarray(np.clip(np.log(level) - np.log(missing), -scores.LARGEST, scores.LARGEST))
 
 
 def isotonic_regression(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> MonotoneLine:
