@@ -321,8 +321,9 @@ def test_equal_numbers_give_equal_parameters_in_every_precision(name, options):
     for dtype in (np.float16, np.float32):
         one = calibration.get(name, **options).fit(z.astype(dtype), y, aux=aux)
         assert vars(one).keys() == vars(wide).keys()
-        for key, value in wide._fitted().items():
-            np.testing.assert_allclose(getattr(one, key), value, rtol=1e-9, atol=1e-9, err_msg=key)
+        for key in wide.to_dict()["fitted"]:
+            mine, theirs = (getattr(each, f"{key}_") for each in (one, wide))
+            np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9, err_msg=key)
 
 
 def test_importing_any_of_it_loads_no_scipy_matplotlib_or_torch():
