@@ -8,7 +8,7 @@ history/log.jsonl says what was put in force when, a line each time, oldest firs
 rename, and what calibration.json holds decides what it means (see `put_in_force`): a last line that isn't in force,
 after one that is, was never carried out, and a calibration in force without a line was put there by something else.
 So a job killed between the two changes neither what a rollback goes back to nor the next version's number, and one
-small file, always whole, is enough.
+small file, always whole, is enough. Beside it, looks.jsonl has the looks at the same rows (see `looks`).
 """
 
 import datetime
@@ -28,6 +28,7 @@ from offramp.runtime.bundle import CALIBRATION, MANIFEST, Manifest, read_bundle,
 from offramp.runtime.calibration_file import Calibration, decode_calibration, read_calibration
 from offramp.runtime.errors import BundleError, InputError
 from offramp.runtime.files import new_folder, remove_abandoned, write_atomically
+from offramp.runtime.jobs.calibrating.looks import Look, note_look, read_looks
 from offramp.runtime.jobs.lock import one_at_a_time
 
 HISTORY = "history"
@@ -184,6 +185,14 @@ class History:
         known = current is not None and (self.path / HISTORY / LOG).is_file() and all(one.version for one in lines)
         taken = [_number(one.version) for one in lines] if known else self.versions()
         return max(0 if current is None else current.version, *taken, 0) + 1
+
+    def looks(self) -> list[Look]:
+        """What was calibrated on here before, dry runs included, oldest first."""
+        return read_looks(self.path / HISTORY)
+
+    def note(self, look: Look) -> None:
+        """Remember a look. To be called while `locked`."""
+        note_look(self.path / HISTORY, look)
 
     def publish(self, document: bytes, version: int, files: Mapping[str, bytes], used: Keys) -> Path:
         """Keep everything in history/, then put the calibration in force. Returns the folder in history/.
