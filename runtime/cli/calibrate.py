@@ -158,6 +158,7 @@ def run(args: argparse.Namespace) -> int:
     except CalibrationRefused as refusal:
         _write_report(args.report, refusal.result)
         _show(refusal.result, assumed)
+        _warn(refusal.result.notes, assumed)
         print(f"offramp: {refusal} --force replaces it all the same.", file=sys.stderr)
         where = "give --report FOLDER to have it written" if args.report is None else f"{args.report}/{REPORT}"
         print(f"its report: {where}", file=sys.stderr)
@@ -248,9 +249,7 @@ def _show(result: Calibrated, assumed: Sequence[str]) -> None:
 
 
 def _say(result: Calibrated, assumed: Sequence[str]) -> None:
-    for sentence in [*result.notes, *result.unmet]:
-        if sentence not in assumed:
-            print(f"warning: {sentence}", file=sys.stderr)
+    _warn([*result.notes, *result.unmet], assumed)
     for name, point in result.chosen.points.items():
         for complaint in complaints(point):
             print(f"warning: {name}: {complaint}", file=sys.stderr)
@@ -261,6 +260,12 @@ def _say(result: Calibrated, assumed: Sequence[str]) -> None:
             f"{line['shift']}: {line['point']} abstains on {line['abstained']:.1%} of {line['rows']} rows "
             f"({line['abstained_on_test']:.1%} of the test rows{times})"
         )
+
+
+def _warn(sentences: Sequence[str], assumed: Sequence[str]) -> None:
+    for sentence in sentences:
+        if sentence not in assumed:
+            print(f"warning: {sentence}", file=sys.stderr)
 
 
 def complaints(point: OperatingPoint) -> list[str]:

@@ -2,10 +2,12 @@
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from offramp.runtime.jobs.calibrating.history import home_of
 from offramp.runtime.jobs.calibrating.versions import NOW, Version, history
 from offramp.runtime.jobs.plain_json import plain
 
@@ -19,17 +21,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = history(args.bundle)
+    found, looks = history(args.bundle), home_of(args.bundle).looks()
     if args.json:
-        print(json.dumps({"versions": plain(found)}, indent=1, ensure_ascii=False))
+        seen = [{key: value for key, value in vars(look).items() if key != "sketch"} for look in looks]
+        print(json.dumps({"versions": plain(found), "looks": seen}, indent=1, ensure_ascii=False))
         return 0
-    if not found:
-        print(f"{args.bundle}: no calibration yet, only `full` can be served")
-        return 0
-    print(table(found))
+    print(table(found) if found else f"{args.bundle}: no calibration yet, only `full` can be served")
     for version in found:
         for sentence in _said(version):
             print(f"version {version.version}: {sentence}")
+    idle = Counter(look.outcome for look in looks if not look.outcome.startswith("version "))
+    if idle:
+        print(f"looks that put nothing in force: {', '.join(f'{count} {what}' for what, count in idle.items())}")
     return 0
 
 

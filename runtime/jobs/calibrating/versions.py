@@ -8,7 +8,7 @@ from typing import Any
 from offramp.runtime.bundle import CALIBRATION
 from offramp.runtime.calibration_file import Calibration
 from offramp.runtime.errors import BundleError, InputError
-from offramp.runtime.jobs.calibrating.history import HISTORY, LOG, PutInForce, home_of
+from offramp.runtime.jobs.calibrating.history import HISTORY, LOG, History, PutInForce, home_of
 from offramp.runtime.points import OperatingPoint
 
 NOW, WAS, NEVER = "now", "was", "never"
@@ -80,10 +80,17 @@ def promote(bundle: str | Path, version: int | str) -> Calibration:
 
     Raises InputError if there is none of that number, BundleError if it is damaged or of another manifest.
     """
-    home = home_of(bundle)
-    home.read_kept(str(version))
+    home, name = home_of(bundle), str(version)
+    if (current := _if_in_force(home, name)) is not None:
+        return current
+    home.read_kept(name)
     with home.locked():
-        return home.put_back(str(version), "promote")
+        return home.put_back(name, "promote")
+
+
+def _if_in_force(home: History, name: str) -> Calibration | None:
+    """The calibration in force if it is that version, kept in history/ or not yet."""
+    return home.current() if home.in_force_name() == name else None
 
 
 def rollback(bundle: str | Path) -> Calibration:

@@ -456,7 +456,7 @@ def test_points_that_are_not_asked_for_again_stay_as_they_are_unless_they_are_to
         found = json.loads(result.files["metrics.json"])
         assert [line["point"] for line in found["operating_points"]] == ["full", "half"], "only what was measured"
         assert [(line["point"], line["from_version"]) for line in found["kept"]] == [("third", 1)]
-    assert {line["point"] for line in result.promises} == {"half"}
+        assert {line["point"] for line in result.promises} == {"half"}
     last = calibrate(None, made_up(rows=300, seed=3), targets=[half], replace=True, **plain)
     assert list(read_version(last.written).points) == ["full", "half"]
     assert any("version 3, in force" in note and "lacks: 'third'. " in note for note in last.notes)
@@ -645,6 +645,11 @@ def test_a_refusal_is_exit_code_3_and_force_is_0(capsys, tmp_path):
     assert "b: accuracy goes from" in err
     assert "--force" in err
     assert f"its report: {tmp_path / 'why'}/report.html" in err
+    assert main(["history", str(out)]) == 0
+    assert "looks that put nothing in force: 1 refused" in capsys.readouterr().out
+    code, _, err = run(capsys, "calibrate", spoilt, *options, "--seed", "1")
+    assert code == 3
+    assert "warning: look 2 at these rows" in err
     assert read_version(out).version == 1
     assert not list(out.glob(".*")), "the lock is gone"
     code, _, err = run(capsys, "calibrate", spoilt, *options)

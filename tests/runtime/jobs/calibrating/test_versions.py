@@ -178,6 +178,7 @@ def test_a_version_of_another_manifest_is_refused_by_a_bundle(tmp_path, capsys):
     assert home.manifest == read_bundle(bundle).manifest
     (only,) = history(bundle)
     assert (only.version, only.in_force, only.by) == ("1", "now", "found")
+    assert promote(bundle, 1).version == 1, "in force, if not kept yet"
     folder = bundle / "history" / "2"
     folder.mkdir(parents=True)
     (folder / "calibration.json").write_bytes(made(2, 1.0, "ab" * 32))
