@@ -119,8 +119,8 @@ def calibrate(
 
 def _often(looks: int) -> str:
     return (
-        f"look {looks} at these rows: before, dry runs included, {looks - 1} other seeds or options were tried on at "
-        "least half of them. A promise is for one look; if the best is kept, it breaks with a probability of up to "
+        f"look {looks} at these rows: other seeds or options tried before on at least half of them, dry runs included: "
+        f"{looks - 1}. A promise is for one look; if the best is kept, it breaks with a probability of up to "
         f"{looks} times its delta. Only new rows give it back."
     )
 
