@@ -18,6 +18,9 @@ COMMANDS = {
     ),
     "record": ("offramp.runtime.cli.record", "run every exit on data and keep the outputs", "cpu"),
     "calibrate": ("offramp.runtime.cli.calibrate", "choose operating points from records, and report on them", "jobs"),
+    "history": ("offramp.runtime.cli.history", "show a bundle's calibrations through time", ""),
+    "promote": ("offramp.runtime.cli.promote", "put a version of history/ in force", ""),
+    "rollback": ("offramp.runtime.cli.rollback", "put the version in force that was before the current one", ""),
     "diff": ("offramp.runtime.cli.diff", "show what changed between two calibrations", ""),
     "audit": ("offramp.runtime.cli.audit", "ask whether routing says more about errors than confidence does", "jobs"),
     "predict": ("offramp.runtime.cli.predict", "answer the rows of a data file", "cpu"),
@@ -31,6 +34,24 @@ COMMANDS = {
     ),
     "version": ("offramp.runtime.cli.version", "print the version", ""),
 }
+
+EXAMPLES = {
+    "export": "offramp export model.py:build --example model.py:example_inputs --dynamic model.py:axes --out bundle/",
+    "record": "offramp record bundle/ val.npz --out records/",
+    "calibrate": "offramp calibrate bundle/ records/ --budget balanced=0.4 --max-drop 0.5%% --abstain-risk 2%%",
+    "history": "offramp history bundle/",
+    "promote": "offramp promote bundle/ 3",
+    "rollback": "offramp rollback bundle/",
+    "diff": "offramp diff bundle/history/1 bundle/",
+    "audit": "offramp audit bundle/ records/",
+    "predict": "offramp predict bundle/ data.npz --operating-point balanced",
+    "repack": "offramp repack bundle/ --auto --records records/ --out smaller/",
+    "inspect": "offramp inspect bundle/ --html page.html",
+    "serve": "offramp serve bundle/ --port 8000",
+    "demo": "offramp demo",
+    "version": "offramp version",
+}
+"""What every --help ends with (%% is a per cent sign there)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 loaded = importlib.import_module(module)
                 loaded.add_arguments(command)
                 command.set_defaults(run=loaded.run)
+                command.epilog = f"{command.epilog or ''} Example: {EXAMPLES[name]}".strip()
         args = parser.parse_args(argv)
         code = int(args.run(args))
         sys.stdout.flush()

@@ -81,6 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="write report.html and metrics.json there, too")
     parser.add_argument("--no-times", action="store_true", help="don't measure blocks for the report")
     parser.add_argument("--dry-run", action="store_true", help="show everything, put nothing in force")
+    parser.add_argument(
+        "--replace", action="store_true", help="drop operating points in force that aren't asked for again"
+    )
     parser.add_argument("--force", action="store_true", help="replace a calibration that is better, too")
 
 
@@ -148,12 +151,14 @@ def run(args: argparse.Namespace) -> int:
                 out=args.out,
                 dry_run=args.dry_run,
                 force=args.force,
+                replace=args.replace,
                 command=shlex.join(["offramp", *sys.argv[1:]]),
                 progress=progress,
             )
     except CalibrationRefused as refusal:
         _write_report(args.report, refusal.result)
         _show(refusal.result, assumed)
+        _warn(refusal.result.notes, assumed)
         print(f"offramp: {refusal} --force replaces it all the same.", file=sys.stderr)
         where = "give --report FOLDER to have it written" if args.report is None else f"{args.report}/{REPORT}"
         print(f"its report: {where}", file=sys.stderr)
@@ -244,10 +249,8 @@ def _show(result: Calibrated, assumed: Sequence[str]) -> None:
 
 
 def _say(result: Calibrated, assumed: Sequence[str]) -> None:
-    for sentence in [*result.notes, *result.unmet]:
-        if sentence not in assumed:
-            print(f"warning: {sentence}", file=sys.stderr)
-    for name, point in result.calibration.points.items():
+    _warn([*result.notes, *result.unmet], assumed)
+    for name, point in result.chosen.points.items():
         for complaint in complaints(point):
             print(f"warning: {name}: {complaint}", file=sys.stderr)
     for line in result.shifts:
@@ -257,6 +260,12 @@ def _say(result: Calibrated, assumed: Sequence[str]) -> None:
             f"{line['shift']}: {line['point']} abstains on {line['abstained']:.1%} of {line['rows']} rows "
             f"({line['abstained_on_test']:.1%} of the test rows{times})"
         )
+
+
+def _warn(sentences: Sequence[str], assumed: Sequence[str]) -> None:
+    for sentence in sentences:
+        if sentence not in assumed:
+            print(f"warning: {sentence}", file=sys.stderr)
 
 
 def complaints(point: OperatingPoint) -> list[str]:
@@ -277,12 +286,12 @@ def table(points: Mapping[str, OperatingPoint], cost: str = "FLOPs") -> str:
         e = point.expected
         rows.append(
             (
-                name,
-                _share(e["accuracy"], 2),
-                _share(e["flops_fraction"], 1),
-                _share(e["coverage"], 1),
-                _share(e["risk"], 2),
-                " ".join(f"{s:.0%}" for s in e["exit_shares"]),
+                f"{name} (of version {e['from_version']})" if "from_version" in e else name,
+                _share(e.get("accuracy"), 2),
+                _share(e.get("flops_fraction"), 1),
+                _share(e.get("coverage"), 1),
+                _share(e.get("risk"), 2),
+                " ".join(f"{s:.0%}" for s in e.get("exit_shares", ())),
             )
         )
     widths = [max(len(row[k]) for row in rows) for k in range(len(head))]

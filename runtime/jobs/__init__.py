@@ -20,6 +20,7 @@ from offramp.runtime.jobs.calibrating.calibrate import calibrate
 from offramp.runtime.jobs.calibrating.history import diff, read_version
 from offramp.runtime.jobs.calibrating.result import Calibrated, CalibrationRefused
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs
+from offramp.runtime.jobs.calibrating.versions import Version, history, promote, rollback
 from offramp.runtime.jobs.data.opened import OpenedRecords, open_records, own_logits
 from offramp.runtime.jobs.data.sources import open_data
 from offramp.runtime.jobs.recording.record import record
@@ -38,18 +39,22 @@ __all__ = [
     "OpenedRecords",
     "TimeModel",
     "Timings",
+    "Version",
     "audit_bundle",
     "audit_records",
     "calibrate",
     "choose_exits",
     "diff",
+    "history",
     "inspect",
     "measure_times",
     "open_data",
     "open_records",
     "own_logits",
+    "promote",
     "read_version",
     "record",
     "repack",
+    "rollback",
     "time_parts",
 ]

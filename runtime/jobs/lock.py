@@ -15,11 +15,15 @@ PAUSE = 0.05
 def take(path: Path) -> IO[bytes] | None:
     """Hold the lock file, made if need be with its folder, until what is returned is closed; None if it is held."""
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("ab")
         except FileNotFoundError:  # its holder has just finished and removed the folder
             continue
+        except FileExistsError:
+            if path.parent.exists():  # a file where the folder should be
+                raise
+            continue  # the folder was there, and gone before it could be looked at
         try:
             _hold(file)
             held, there = os.fstat(file.fileno()), path.stat()

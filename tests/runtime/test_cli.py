@@ -1,5 +1,7 @@
 """The command line: help for every command, one line and exit code 2 for bad input."""
 
+import argparse
+import importlib
 import json
 import shutil
 import subprocess
@@ -9,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from offramp.runtime import sample
-from offramp.runtime.cli import COMMANDS, main
+from offramp.runtime.cli import COMMANDS, EXAMPLES, main
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:
@@ -26,6 +28,15 @@ def test_every_command_has_help(capsys, command):
     code, out, _ = run(capsys, command, "--help")
     assert code == 0
     assert "usage: offramp" in out
+    assert f"Example: offramp {command}" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(("command", "line"), EXAMPLES.items())
+def test_an_example_is_one_that_its_parser_takes(command, line):
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    importlib.import_module(COMMANDS[command][0]).add_arguments(parser)
+    assert line.split()[:2] == ["offramp", command]
+    parser.parse_args(line.replace("%%", "%").split()[2:])
 
 
 def test_help_lists_every_command(capsys):

@@ -7,12 +7,12 @@ Each promise holds by itself with its own delta; it isn't a statement about all 
 The stages are split, choose, compare and publish. Each gives a frozen result, and only the last changes anything.
 """
 
+import dataclasses
 import datetime
 import hashlib
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.auditing.audit import audit_records
 from offramp.runtime.jobs.bundles.time_model import TimeModel, measure_times
 from offramp.runtime.jobs.calibrating.choose_points import Asked, Progress, choose_points
-from offramp.runtime.jobs.calibrating.comparison import compare
+from offramp.runtime.jobs.calibrating.comparison import compare, kept_points
 from offramp.runtime.jobs.calibrating.history import History
+from offramp.runtime.jobs.calibrating.looks import Look, how_often
 from offramp.runtime.jobs.calibrating.report import Subgroup
 from offramp.runtime.jobs.calibrating.report_page import report_files
 from offramp.runtime.jobs.calibrating.result import Calibrated, CalibrationRefused
@@ -37,6 +38,7 @@ from offramp.runtime.jobs.calibrating.targets import DEFAULT, AbstainRisk, MaxMs
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows, check_labels, labelled_rows
 from offramp.runtime.jobs.data.opened import Openable, OpenedRecords, open_records
 from offramp.runtime.jobs.data.splits import SplitRows, split_labelled
+from offramp.runtime.jobs.data.unlike import unlike
 
 # The audit's time grows with the square of the rows.
 _MOST_AUDITED = 5000
@@ -56,6 +58,7 @@ def calibrate(
     out: str | Path | None = None,
     dry_run: bool = False,
     force: bool = False,
+    replace: bool = False,
     report: bool = True,
     command: str = "",
     progress: Progress | None = None,
@@ -65,10 +68,12 @@ def calibrate(
     targets, abstain: as in `Asked`. calibrators: "auto", "none", or names; `ar_condcal` needs a yes from the audit.
     times: (J,) milliseconds of leaving at each exit, or a `TimeModel`; measured where `MaxMs` needs them and there
     is a bundle. shifts: name -> records of shifted or out-of-scope data. subgroup: a name and one value a row of the
-    records, for tables by group. force: replace a better calibration, too. report: also write report.html and
-    metrics.json beside the calibration kept in history/. command: for the report.
+    records, for tables by group. force: replace a better calibration, too. replace: drop the operating points in force
+    that aren't asked for again; otherwise they go on as they are, marked with their version. report: also write
+    report.html and metrics.json beside the calibration kept in history/. command: for the report.
 
-    The same records, options and seed give the same calibration, its date apart. Raises InputError for data
+    The same records, options and seed give the same calibration, its date apart. Each look at the same rows with
+    others is counted, a dry run too, and said from the second on. Raises InputError for data
     that can't be calibrated on, CalibrationRefused (with the result) when the one in force is better.
     """
     arrays.seed(seed)
@@ -85,19 +90,50 @@ def calibrate(
     moved = elsewhere(chosen.points, rows, others)
     provenance = _provenance(opened, rows, asked, command)
 
+    look = Look.at(rows.keys, asked, seed)
+
     # Nobody may put another one in force between this look at the one in force and `publish`.
     with nullcontext() if dry_run else home.locked():
-        in_force = home.in_force()
+        in_force, looks = home.in_force(), how_often(look, home.looks())
         compared = compare(in_force, chosen.points, rows, seed=seed)
+        kept, said = kept_points(in_force.calibration, chosen.points, drop=replace)
+        if looks > 1:
+            provenance["looks"] = looks
+            said.append(_often(looks))
+        if force and compared.refused:
+            provenance["forced"] = list(compared.refused)
         made = Calibration(chosen.points, in_force.next_version, provenance=provenance, manifest=home.digest)
-        result = Calibrated(made, rows, chosen, moved, compared, (*opened.notes, *doubts, *verdict), classes)
-        if report:
-            result = replace(result, files=report_files(result, groups))
+        notes = (*opened.notes, *doubts, *verdict, *said)
+        result = Calibrated(made, rows, chosen, moved, compared, notes, classes, kept=kept)
+        if report:  # on what these rows say: nothing of points that are only kept
+            result = dataclasses.replace(result, files=report_files(result, groups))
+        result = dataclasses.replace(result, calibration=dataclasses.replace(made, points={**chosen.points, **kept}))
         if dry_run:
-            return result
+            return _only_looked(result, home, look)
         if result.refused and not force:
+            home.note(dataclasses.replace(look, outcome="refused"))
             raise CalibrationRefused(result)
+        home.note(dataclasses.replace(look, outcome=f"version {made.version}"))
         return publish(result, home)
+
+
+def _often(looks: int) -> str:
+    return (
+        f"look {looks} at these rows: other seeds or options tried before on at least half of them, dry runs included: "
+        f"{looks - 1}. A promise is for one look; if the best is kept, it breaks with a probability of up to "
+        f"{looks} times its delta. Only new rows give it back."
+    )
+
+
+def _only_looked(result: Calibrated, home: History, look: Look) -> Calibrated:
+    """A dry run leaves nothing but its look."""
+    try:
+        with home.locked():
+            home.note(dataclasses.replace(look, outcome="dry run"))
+    except OSError as error:
+        lost = f"this look at the rows couldn't be noted, so later ones don't count it: {error}."
+        return dataclasses.replace(result, said=(*result.said, lost))
+    return result
 
 
 def publish(result: Calibrated, home: History) -> Calibrated:
@@ -109,7 +145,7 @@ def publish(result: Calibrated, home: History) -> Calibrated:
         producer=f"offramp {metadata.version('offramp')}",
     )
     written = home.publish(document, result.calibration.version, result.files, result.rows.made_from)
-    return replace(result, written=written)
+    return dataclasses.replace(result, written=written)
 
 
 def _home(bundle: str | Path | None, out: str | Path | None) -> tuple[History, tuple[str, ...] | None]:
@@ -123,7 +159,7 @@ def _home(bundle: str | Path | None, out: str | Path | None) -> tuple[History, t
 
 def _doubts(rows: SplitRows) -> list[str]:
     """What is odd about the rows. Raises InputError where they can't be calibrated on."""
-    found = check_labels(rows.labelled)
+    found = [*check_labels(rows.labelled), *rows.notes, *unlike(rows)]
     if len(rows.unlabelled):
         found.append(
             f"{len(rows.unlabelled)} of {len(rows.everything)} rows are labelled −1 (unknown or out of scope): "
@@ -136,14 +172,14 @@ def _shift(name: str, opened: OpenedRecords, rows: SplitRows) -> LabelledRows:
     """Every row of other data, to be judged like the records' own."""
     records, own = opened.records, rows.everything
     if records.truth is None:  # nothing in scope is known, so nothing is
-        records = replace(records, truth=np.full(len(records), -1))
+        records = dataclasses.replace(records, truth=np.full(len(records), -1))
     moved = labelled_rows(records)
     if moved.exits != own.exits or moved.classes != own.classes:
         raise InputError(
             f"shift {name!r}: {moved.exits} exits and {moved.classes} classes, the records have {own.exits} and "
             f"{own.classes}."
         )
-    return moved if moved.layers is not None else replace(moved, layers=own.layers)
+    return moved if moved.layers is not None else dataclasses.replace(moved, layers=own.layers)
 
 
 def _audited(

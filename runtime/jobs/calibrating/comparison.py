@@ -1,7 +1,7 @@
 """Is a new calibration worse than the one in force? Judged on test rows that made neither, by paired bootstrap."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of
 from offramp.runtime.jobs.data.splits import SplitRows
 from offramp.runtime.jobs.plain_json import number
 from offramp.runtime.metrics.resampling import draw_counts
-from offramp.runtime.points import OperatingPoint
+from offramp.runtime.points import FULL, OperatingPoint
 from offramp.runtime.simulate import Simulation
 
 # With fewer untouched rows than this nothing can be said.
@@ -57,19 +57,43 @@ def compare(in_force: InForce, points: Mapping[str, OperatingPoint], rows: Split
         return Comparison((), (), in_force.notes)
     untouched, notes = _untouched(current, in_force, rows)
     compared = compare_points(current.points, points, untouched, seed=seed)
-    return Comparison(tuple(compared), tuple(refusals(compared)), (*in_force.notes, *_lost(current, points), *notes))
+    return Comparison(tuple(compared), tuple(refusals(compared)), (*in_force.notes, *notes))
 
 
-def _lost(current: Calibration, points: Mapping[str, OperatingPoint]) -> list[str]:
-    """Operating points of the calibration in force that its users could no longer name."""
-    lost = [name for name in current.points if name not in points]
-    if not lost:
-        return []
-    named = ", ".join(map(repr, lost))
-    return [
-        f"version {current.version}, in force, has operating points that this calibration lacks: {named}. "
-        "Ask for them again to keep them."
-    ]
+def kept_points(
+    current: Calibration | None, points: Mapping[str, OperatingPoint], *, drop: bool = False
+) -> tuple[dict[str, OperatingPoint], list[str]]:
+    """Operating points in force that the new ones lack and that go on beside them as they are, and what to say of that.
+
+    Their `expected`, still of the rows that they were reported on, is marked with the version that they come from. One
+    of another number of exits can't stay. drop: none does. `full` is always the new one.
+    """
+    lost = {} if current is None else {name: point for name, point in current.points.items() if name not in points}
+    if current is None or not lost:
+        return {}, []
+    exits = len(points[FULL].thresholds)
+    fit = {} if drop else {name: point for name, point in lost.items() if len(point.thresholds) == exits}
+    kept = {
+        name: replace(point, expected={"from_version": current.version, **point.expected})
+        for name, point in fit.items()
+    }
+    said = []
+    if kept:
+        said.append(
+            f"not asked for again, so kept as version {current.version} has them: {_named(kept)}. Their figures are "
+            "older ones, and the new rows say nothing of them; --replace drops them."
+        )
+    if gone := [name for name in lost if name not in kept]:
+        why = "" if drop else f", which aren't of {exits} exits"
+        said.append(
+            f"version {current.version}, in force, has operating points that this calibration lacks: "
+            f"{_named(gone)}{why}. Ask for them again to keep them."
+        )
+    return kept, said
+
+
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def _untouched(current: Calibration, in_force: InForce, rows: SplitRows) -> tuple[LabelledRows, list[str]]:

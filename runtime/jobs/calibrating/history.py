@@ -1,34 +1,44 @@
 """A bundle's calibrations through time: calibration.json is the one in force, history/ keeps every one.
 
-history/<version>/ holds calibration.json, metrics.json, report.html, used.npy (a number for each row that took part
-in making it) and, once it has been in force, an empty file `published`. It appears whole, before calibration.json is
-replaced by one rename: a reader finds the old calibration or the new one at every moment, and a job that is killed
-leaves nothing that its next run doesn't replace.
+history/<version>/ holds calibration.json, metrics.json, report.html and used.npy (a number for each row that took part
+in making it). It appears whole, before calibration.json is replaced by one rename: a reader finds the old calibration
+or the new one at every moment, and a job that is killed leaves nothing that its next run doesn't replace.
+
+history/log.jsonl says what was put in force when, a line each time, oldest first. The line is written before the
+rename, and what calibration.json holds decides what it means (see `put_in_force`): a last line that isn't in force,
+after one that is, was never carried out, and a calibration in force without a line was put there by something else.
+So a job killed between the two changes neither what a rollback goes back to nor the next version's number, and one
+small file, always whole, is enough. Beside it, looks.jsonl has the looks at the same rows (see `looks`).
 """
 
+import datetime
 import hashlib
 import io
+import json
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from offramp.runtime.bundle import CALIBRATION, MANIFEST, Manifest, read_bytes
+from offramp.runtime.bundle import CALIBRATION, MANIFEST, Manifest, read_bundle, read_bytes
 from offramp.runtime.calibration_file import Calibration, decode_calibration, read_calibration
 from offramp.runtime.errors import BundleError, InputError
 from offramp.runtime.files import new_folder, remove_abandoned, write_atomically
+from offramp.runtime.jobs.calibrating.looks import Look, note_look, read_looks
 from offramp.runtime.jobs.lock import one_at_a_time
 
 HISTORY = "history"
 USED = "used.npy"
-PUBLISHED = "published"
+LOG = "log.jsonl"
 LOCK = ".calibration.lock"
 
 Keys = NDArray[np.uint64]
+# A foreign calibration whose number was taken has a piece of its digest behind it.
+_KEPT = re.compile(r"([0-9]{1,9})(-[0-9a-f]{8})?")
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,18 @@ class InForce:
     used: Keys | None
     next_version: int
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PutInForce:
+    """A line of the log. version: a folder of history/. when: ISO 8601.
+
+    by: "calibrate", "promote", "rollback", "found" (something else put it there) or "unreadable" (the line is).
+    """
+
+    version: str
+    when: str
+    by: str
 
 
 @dataclass(frozen=True)
@@ -61,9 +83,13 @@ class History:
         where = self.path / CALIBRATION
         if not where.exists() and not where.is_symlink():
             return None
+        return self._read(self.path)
+
+    def _read(self, folder: Path) -> Calibration:
         if self.manifest is not None:
-            return read_calibration(self.path, self.manifest)
-        found = decode_calibration(read_bytes(self.path, CALIBRATION), where)
+            return read_calibration(folder, self.manifest)
+        where = folder / CALIBRATION
+        found = decode_calibration(read_bytes(folder, CALIBRATION), where)
         if found.manifest:
             raise BundleError(f"{where}: belongs to a bundle. Name the bundle, or choose another folder.")
         return found
@@ -87,10 +113,60 @@ class History:
 
     def versions(self) -> list[int]:
         """Numbers of the calibrations kept in history/, ascending."""
+        return [int(name) for name in self.kept() if name.isdigit()]
+
+    def kept(self) -> list[str]:
+        """Folders of history/ that keep a calibration, in the order of their numbers."""
         folder = self.path / HISTORY
         if not folder.is_dir():
             return []
-        return sorted(int(f.name) for f in folder.iterdir() if re.fullmatch(r"[0-9]{1,9}", f.name) and f.is_dir())
+        names = [f.name for f in folder.iterdir() if _KEPT.fullmatch(f.name) and f.is_dir()]
+        return sorted(names, key=lambda name: (_number(name), name))
+
+    def read_kept(self, name: str) -> Calibration:
+        """A version in history/, checked to be of this bundle.
+
+        Raises InputError if it isn't there, BundleError if it can't be trusted.
+        """
+        folder = self.path / HISTORY / name
+        if not _KEPT.fullmatch(name) or not folder.is_dir():
+            there = f"there are {', '.join(self.kept())}" if self.kept() else f"{HISTORY}/ keeps none yet"
+            raise InputError(f"{self.path} has no version {name!r}: {there}.")
+        if not (folder / CALIBRATION).is_file():
+            raise BundleError(f"{folder}: holds no {CALIBRATION}. Restore it, or choose another version.")
+        found = self._read(folder)
+        if found.version != _number(name):
+            raise BundleError(f"{folder}: says that it is version {found.version}. Restore the folder, or rename it.")
+        return found
+
+    def in_force_name(self) -> str | None:
+        """The folder of history/ that keeps, or will keep, what is in force; None without one that can be read."""
+        try:
+            current = self.current()
+            if current is None:
+                return None
+            data = read_bytes(self.path, CALIBRATION)
+        except BundleError:
+            return None
+        kept = self.path / HISTORY / str(current.version) / CALIBRATION
+        if kept.parent.exists() and not (kept.is_file() and kept.read_bytes() == data):
+            return f"{current.version}-{hashlib.sha256(data).hexdigest()[:8]}"
+        return str(current.version)
+
+    def put_in_force(self) -> list[PutInForce]:
+        """What was put in force when, oldest first, the one in force last where it can be read."""
+        lines, now = self._log(), self.in_force_name()
+        if now is None or (lines and lines[-1].version == now):
+            return lines
+        if len(lines) > 1 and lines[-2].version == now:
+            return lines[:-1]  # written down, then killed
+        changed = datetime.datetime.fromtimestamp((self.path / CALIBRATION).stat().st_mtime, datetime.UTC)
+        return [*lines, PutInForce(now, changed.isoformat(timespec="seconds"), "found")]
+
+    def _log(self) -> list[PutInForce]:
+        where = self.path / HISTORY / LOG
+        text = where.read_bytes().decode("utf-8", "replace") if where.is_file() else ""
+        return [_line(one) for one in text.splitlines() if one.strip()]
 
     def used(self, version: int) -> Keys | None:
         """Numbers of the rows that made a version; None if that isn't known."""
@@ -103,12 +179,20 @@ class History:
     def next_version(self, current: Calibration | None) -> int:
         """One more than any that was ever in force; a folder that a killed job left beyond those is replaced.
 
-        Where the current one can't be read, one more than what history/ keeps.
+        Where it can't be known what was in force, one more than any that history/ keeps.
         """
-        if current is None:
-            return max(self.versions(), default=0) + 1
-        published = (v for v in self.versions() if (self.path / HISTORY / str(v) / PUBLISHED).exists())
-        return max(current.version, *published, 0) + 1
+        lines = self.put_in_force()
+        known = current is not None and (self.path / HISTORY / LOG).is_file() and all(one.version for one in lines)
+        taken = [_number(one.version) for one in lines] if known else self.versions()
+        return max(0 if current is None else current.version, *taken, 0) + 1
+
+    def looks(self) -> list[Look]:
+        """What was calibrated on here before, dry runs included, oldest first."""
+        return read_looks(self.path / HISTORY)
+
+    def note(self, look: Look) -> None:
+        """Remember a look. To be called while `locked`."""
+        note_look(self.path / HISTORY, look)
 
     def publish(self, document: bytes, version: int, files: Mapping[str, bytes], used: Keys) -> Path:
         """Keep everything in history/, then put the calibration in force. Returns the folder in history/.
@@ -117,8 +201,7 @@ class History:
         """
         kept = self.path / HISTORY / str(version)
         self.path.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(self.path / CALIBRATION)
-        self._keep_current()
+        self._settle()
         with new_folder(kept, marker=CALIBRATION, replace=True) as folder:
             (folder / CALIBRATION).write_bytes(document)
             for name, data in files.items():
@@ -126,22 +209,71 @@ class History:
             stream = io.BytesIO()
             np.save(stream, np.sort(used))
             (folder / USED).write_bytes(stream.getvalue())
-        write_atomically(self.path / CALIBRATION, document)
-        write_atomically(kept / PUBLISHED, b"")
+        self._put(kept.name, document, "calibrate")
         return kept
+
+    def put_back(self, name: str, by: str) -> Calibration:
+        """Put a version of history/ in force as it was, and return it. To be called while `locked`.
+
+        Nothing is renumbered, and what was in force is kept. Raises as `read_kept`.
+        """
+        found = self.read_kept(name)
+        if self.in_force_name() != name:
+            self._settle()
+            self._put(name, read_bytes(self.path / HISTORY / name, CALIBRATION), by)
+        return found
+
+    def _settle(self) -> None:
+        """Keep what is in force, whoever put it there, and have the log say what is so."""
+        remove_abandoned(self.path / CALIBRATION)
+        self._keep_current()
+        if (self.path / HISTORY).is_dir():
+            remove_abandoned(self.path / HISTORY / LOG)
+            lines = self.put_in_force()
+            if lines != self._log():
+                self._write_log(lines)
+
+    def _put(self, name: str, document: bytes, by: str) -> None:
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._write_log([*self._log(), PutInForce(name, now, by)])
+        write_atomically(self.path / CALIBRATION, document)
+
+    def _write_log(self, lines: list[PutInForce]) -> None:
+        text = "".join(json.dumps(vars(line)) + "\n" for line in lines)
+        write_atomically(self.path / HISTORY / LOG, text.encode())
 
     def _keep_current(self) -> None:
         """A calibration that another program put there is kept, too, beside ours if its number is taken."""
-        with suppress(BundleError):
-            current = self.current()
-            if current is None:
-                return
-            data, kept = read_bytes(self.path, CALIBRATION), self.path / HISTORY / str(current.version)
-            if kept.exists() and (kept / CALIBRATION).read_bytes() != data:
-                kept = kept.with_name(f"{current.version}-{hashlib.sha256(data).hexdigest()[:8]}")
-            if not kept.exists():
-                with new_folder(kept, marker=CALIBRATION) as folder:
-                    (folder / CALIBRATION).write_bytes(data)
+        name = self.in_force_name()
+        if name is None or (self.path / HISTORY / name).exists():
+            return
+        data = read_bytes(self.path, CALIBRATION)
+        with new_folder(self.path / HISTORY / name, marker=CALIBRATION) as folder:
+            (folder / CALIBRATION).write_bytes(data)
+
+
+def _number(name: str) -> int:
+    return int(name.partition("-")[0])
+
+
+def _line(text: str) -> PutInForce:
+    try:
+        found = PutInForce(**json.loads(text))
+    except (ValueError, TypeError):
+        return PutInForce("", "", "unreadable")
+    known = all(isinstance(value, str) for value in vars(found).values()) and _KEPT.fullmatch(found.version)
+    return found if known else PutInForce("", "", "unreadable")
+
+
+def home_of(path: str | Path) -> History:
+    """The history of a bundle, or of a folder that `calibrate` wrote for logits of no bundle."""
+    where = Path(path)
+    if (where / MANIFEST).exists():
+        opened = read_bundle(where)
+        return History(opened.path, opened.manifest)
+    if not (where / CALIBRATION).exists() and not (where / HISTORY).is_dir():
+        raise InputError(f"{path}: no calibrations there; expected a bundle, or a folder that calibrate wrote (--out).")
+    return History(where)
 
 
 def read_version(path: str | Path) -> Calibration:

@@ -11,7 +11,7 @@ from offramp.runtime.arrays import Array, Ints
 from offramp.runtime.calibration import Calibrator, get
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.calibrating.result import Calibrated
-from offramp.runtime.jobs.data.expected import Line, expected
+from offramp.runtime.jobs.data.expected import Line, expected, flat
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows, evenly, outcome_of
 from offramp.runtime.jobs.plain_json import number
 from offramp.runtime.points import OperatingPoint
@@ -52,6 +52,7 @@ def metrics_of(result: Calibrated, groups: Subgroup | None = None) -> dict[str, 
         "schema": "offramp-metrics/1",
         "version": result.calibration.version,
         "operating_points": result.points,
+        "kept": [{"point": name, **flat(point.expected)} for name, point in result.kept.items()],
         "oracle": {"accuracy": number(best.accuracy), "flops_fraction": number(best.cost / test.full_flops)},
         "frontier": [
             {"flops_fraction": p.cost, "drop": p.drop, "rows": len(chooser.propose)} for p in chooser.frontier()

@@ -14,6 +14,7 @@ from offramp.runtime.jobs.calibrating.shift import Elsewhere
 from offramp.runtime.jobs.data.expected import Line, flat
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows
 from offramp.runtime.jobs.data.splits import Split, SplitRows
+from offramp.runtime.points import OperatingPoint
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,9 @@ class Calibrated:
 
     Tables are lists of flat dicts, one a line: `pandas.DataFrame(result.points)`. said: what is odd about the data,
     and the verdict of the routing's audit. classes: their names, where there is a bundle. files: report.html and
-    metrics.json. written: the folder in history/, None until it is published.
+    metrics.json. kept: operating points of the calibration in force that weren't asked for again; they are in
+    `calibration` and in `points`, and nothing here measured them. written: the folder in history/, None until it
+    is published.
     """
 
     calibration: Calibration
@@ -33,6 +36,7 @@ class Calibrated:
     said: tuple[str, ...] = ()
     classes: tuple[str, ...] | None = None
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    kept: Mapping[str, OperatingPoint] = field(default_factory=dict)
     written: Path | None = None
 
     @property
@@ -51,13 +55,13 @@ class Calibrated:
 
     @property
     def points(self) -> list[Line]:
-        """A line an operating point: its figures on the test rows."""
+        """A line an operating point: its figures on the test rows, a kept one's on its own version's."""
         return [{"point": name, **flat(point.expected)} for name, point in self.calibration.points.items()]
 
     @property
     def promises(self) -> list[Line]:
-        """A line a promise, against what the test rows showed (see `held`)."""
-        points = self.calibration.points
+        """A line a promise of a new point, against what the test rows showed (see `held`)."""
+        points = self.chosen.points
         return [
             {"point": name, **promise}
             for name, point in points.items()

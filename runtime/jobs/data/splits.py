@@ -1,5 +1,7 @@
 """Rows split once into four parts, by a seed and stratified by class: fit, select, certify, test.
 
+A row that is there more than once is in one part with its repetitions (see `find_repeated`).
+
 Calibrators and exit rules are made from `fit` and `select`; promises use `certify` and nothing else, so that
 they hold; `test` decides nothing, it only reports.
 """
@@ -12,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from offramp.runtime import arrays
 from offramp.runtime.arrays import Bools, Ints
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows, row_keys
+from offramp.runtime.jobs.data.repeated import find_repeated
 
 SHARES = {"fit": 0.30, "select": 0.15, "certify": 0.275, "test": 0.275}
 """A promise and the figures that check it need most: certify and test are as large as each other."""
@@ -37,11 +40,15 @@ class Split:
 
 @dataclass(frozen=True)
 class SplitRows:
-    """Rows in their parts. everything: all that were recorded; labelled: those with a label, which `split` numbers."""
+    """Rows in their parts.
+
+    everything: all that were recorded; labelled: those with a label, which `split` numbers. notes: on repeated rows.
+    """
 
     everything: LabelledRows
     labelled: LabelledRows
     split: Split
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def unlabelled(self) -> LabelledRows:
@@ -77,15 +84,17 @@ class SplitRows:
 
 
 def split_labelled(everything: LabelledRows, seed: int) -> SplitRows:
-    """The rows that have a label, in their parts."""
+    """The rows that have a label, in their parts; those that are one row repeated in the same part."""
     labelled = everything.take(np.flatnonzero(everything.truth >= 0))
-    return SplitRows(everything, labelled, split_rows(labelled.truth, seed))
+    repeated = find_repeated(labelled)
+    return SplitRows(everything, labelled, split_rows(labelled.truth, seed, repeated.group), repeated.notes)
 
 
-def split_rows(labels: ArrayLike, seed: int) -> Split:
+def split_rows(labels: ArrayLike, seed: int, together: ArrayLike | None = None) -> Split:
     """Split the rows of (N,) class labels; every class is shared out like the whole, to within two rows.
 
-    Rows labelled −1 are in no part. The same labels and seed give the same parts.
+    Rows labelled −1 are in no part. together: (N,) numbers; all rows of one number go to one part, that of the first
+    of them, so that parts have their share on average. The same labels and seed give the same parts.
     """
     y = arrays.labels(labels)
     rng = np.random.default_rng(arrays.seed(seed))
@@ -99,4 +108,10 @@ def split_rows(labels: ArrayLike, seed: int) -> Split:
     # The k-th of a part's n_p rows belongs at (k + ½)/n_p of the line.
     at = np.concatenate([(np.arange(n) + 0.5) / max(n, 1) for n in counts])
     part = np.repeat(np.arange(len(counts)), counts)[np.argsort(at, kind="stable")]
+    if together is not None:
+        part_of = np.empty(len(y), np.int64)
+        part_of[line] = part
+        line = np.sort(line)
+        _, first, group = np.unique(np.asarray(together)[line], return_index=True, return_inverse=True)
+        part = part_of[line[first]][group]
     return Split(*(np.sort(line[part == p]) for p in range(len(counts))))

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from offramp.runtime import calibration, metrics, scores
 from offramp.runtime.calibration.binning import mass_edges
-from offramp.runtime.calibration.monotone import MonotoneLine
+from offramp.runtime.calibration.monotone import Beta, MonotoneLine
 from offramp.runtime.calibration.protocol import Given
 from offramp.runtime.errors import InputError
 from sklearn.isotonic import IsotonicRegression
@@ -76,16 +76,22 @@ def test_beta_is_the_constrained_logistic_fit():
     assert (one.coefficients_[:2] >= 0).all()
 
 
+class OnScores(Beta):
+    """Fitted on scores themselves, negative ones too."""
+
+    def fit_scores(self, score, correct):
+        self.classes_ = 2
+        self._fit_pairs(Given({"score": score}), correct, np.ones(len(score)))
+        return self
+
+
 def test_beta_prefers_no_scale_where_the_rows_do_not_decide():
     random = np.random.default_rng(9)
     s = random.uniform(40, 80, 4000)  # ln c is nothing here: only b is seen
     correct = random.random(4000) < scores.sigmoid(s / 40)
     fits = []
     for scale in (1.0, 8.0):
-        one = calibration.get("beta")
-        one.classes_ = 2
-        one._fit_pairs(Given({"score": s * scale}), correct, np.ones(4000))
-        fits.append(one)
+        fits.append(OnScores().fit_scores(s * scale, correct))
     asked = np.array([45.0, 75.0])
     np.testing.assert_allclose(fits[1].score({"score": asked * 8}), fits[0].score({"score": asked}), rtol=1e-4)
     for one, scale in zip(fits, (1.0, 8.0), strict=True):
@@ -97,9 +103,7 @@ def test_beta_prefers_no_scale_where_the_rows_do_not_decide():
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
 def test_beta_stays_finite_on_separable_rows_of_any_scale(scale):
     s = np.linspace(-3, 3, 200) * scale
-    one = calibration.get("beta")
-    one.classes_ = 2
-    one._fit_pairs(Given({"score": s}), s > 0, np.ones(200))
+    one = OnScores().fit_scores(s, s > 0)
     odds = one.score({"score": s})
     assert np.abs(odds).max() < 1e4
     assert ((odds > 0) == (s > 0)).all()

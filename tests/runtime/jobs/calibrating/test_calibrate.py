@@ -25,6 +25,7 @@ from offramp.runtime.jobs.calibrating.choose_points import Asked, choose_points
 from offramp.runtime.jobs.calibrating.history import History, read_version
 from offramp.runtime.jobs.calibrating.result import CalibrationRefused
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs
+from offramp.runtime.jobs.calibrating.versions import history
 from offramp.runtime.jobs.data.expected import expected
 from offramp.runtime.jobs.data.labelled_rows import check_labels, labelled_rows
 from offramp.runtime.jobs.data.opened import own_logits
@@ -309,7 +310,7 @@ def test_calibrate_writes_a_new_version_that_loads_and_keeps_the_old(bundle, dig
     with Cascade.load(bundle, operating_point="half") as cascade:
         assert cascade.operating_point.thresholds == new.points["half"].thresholds
         assert cascade.operating_point.abstain_below == new.points["half"].abstain_below
-    kept = sorted(f.name for f in (bundle / "history").iterdir())
+    kept = sorted(f.name for f in (bundle / "history").iterdir() if f.is_dir())
     assert kept == [str(before["version"]), str(new.version)]
     assert json.loads((bundle / "history" / kept[0] / "calibration.json").read_text()) == before
     copy = bundle / "history" / kept[1] / "calibration.json"
@@ -320,12 +321,45 @@ def test_calibrate_writes_a_new_version_that_loads_and_keeps_the_old(bundle, dig
     assert any("can't be read" in note for note in again.notes)
 
 
-def test_a_dry_run_writes_nothing(bundle, digits):
+def test_a_dry_run_leaves_nothing_but_its_look(bundle, digits):
     before = sorted((p, p.stat().st_mtime_ns) for p in bundle.rglob("*"))
     result = calibrate(bundle, digits, dry_run=True)
     assert result.written is None
     assert b"</html>" in result.files["report.html"]
+    (look,) = History(bundle).looks()
+    assert (look.outcome, look.seed, look.rows) == ("dry run", 0, 497)
+    shutil.rmtree(bundle / "history")
     assert sorted((p, p.stat().st_mtime_ns) for p in bundle.rglob("*")) == before
+
+
+def test_a_dry_run_where_nothing_can_be_written_says_that_its_look_is_lost():
+    result = calibrate(None, made_up(rows=300), out="/dev/null/x", calibrators="none", dry_run=True, report=False)
+    assert any("this look at the rows couldn't be noted" in note for note in result.notes)
+
+
+def test_looks_at_the_same_rows_are_counted_and_said_from_the_second_on(tmp_path):
+    records = made_up(rows=600)
+    plain = {"out": tmp_path / "o", "abstain": [], "calibrators": "none", "report": False}
+
+    def looks(records=records, **options):
+        result = calibrate(None, records, **plain, **options)
+        said = [note for note in result.notes if note.startswith("look ")]
+        count = result.provenance.get("looks", 1)
+        assert (count == 1) == (said == [])
+        return count, said
+
+    assert looks(seed=0, dry_run=True) == (1, [])
+    count, said = looks(seed=1, dry_run=True)
+    assert count == 2
+    assert said[0].startswith("look 2 at these rows: other seeds or options tried before")
+    assert "dry runs included: 1. " in said[0]
+    assert "up to 2 times its delta" in said[0]
+    assert looks(seed=0)[0] == 2, "the same once more is no further look"
+    assert looks(seed=0)[0] == 2
+    assert looks(seed=0, targets=[Budget(0.4)])[0] == 3
+    assert looks(made_up(rows=600, seed=1), seed=3)[0] == 1, "new rows"
+    assert [one.outcome for one in History(tmp_path / "o").looks()][-3:] == ["version 2", "version 3", "version 4"]
+    assert [one.looks for one in history(tmp_path / "o")] == [2, 2, 3, 1]
 
 
 def test_records_of_another_bundle_are_refused(bundle, digits, tmp_path):
@@ -351,8 +385,13 @@ def test_a_worse_calibration_is_refused_and_force_replaces(tmp_path):
         calibrate(None, spoilt, **plain)
     assert refusal.value.result.refused
     assert read_version(out).version == 1
+    assert [one.outcome for one in History(out).looks()] == ["version 1", "refused"]
     forced = calibrate(None, spoilt, **plain, force=True)
     assert forced.calibration.version == read_version(out).version == 2
+    assert [one.outcome for one in History(out).looks()] == ["version 1", "version 2"]
+    one, two = history(out)
+    assert one.forced == ()
+    assert two.forced[0].startswith("b: accuracy goes from")
 
 
 def test_the_same_data_again_is_not_refused_and_gives_the_same(tmp_path):
@@ -399,14 +438,37 @@ def test_two_at_once_lose_neither(tmp_path, monkeypatch):
     assert sorted(p.name for p in out.iterdir()) == ["calibration.json", "history"], "the lock is gone"
 
 
-def test_points_that_the_one_in_force_has_and_the_new_one_lacks_are_named(tmp_path):
+def test_points_that_are_not_asked_for_again_stay_as_they_are_unless_they_are_to_be_replaced(tmp_path):
+    plain = {"out": tmp_path / "o", "abstain": [], "calibrators": "none"}
+    half, third = Budget(0.5, "half"), Budget(0.3, "third")
+    first = calibrate(None, made_up(rows=300), targets=[half, third], **plain)
+    assert not first.kept
+    second = calibrate(None, made_up(rows=300, seed=1), targets=[half], **plain)
+    third_run = calibrate(None, made_up(rows=300, seed=2), targets=[half], **plain)
+    old = read_version(first.written).points["third"]
+    for result in (second, third_run):
+        stored = read_version(result.written).points
+        assert list(stored) == ["full", "half", "third"]
+        assert stored["third"] == old
+        assert stored["third"].expected == {"from_version": 1, **old.expected}
+        assert "from_version" not in stored["half"].expected
+        assert stored["full"].expected != first.calibration.points["full"].expected
+        assert any("kept as version" in note and "'third'" in note for note in result.notes)
+        found = json.loads(result.files["metrics.json"])
+        assert [line["point"] for line in found["operating_points"]] == ["full", "half"], "only what was measured"
+        assert [(line["point"], line["from_version"]) for line in found["kept"]] == [("third", 1)]
+        assert {line["point"] for line in result.promises} == {"half"}
+    last = calibrate(None, made_up(rows=300, seed=3), targets=[half], replace=True, **plain)
+    assert list(read_version(last.written).points) == ["full", "half"]
+    assert any("version 3, in force" in note and "lacks: 'third'. " in note for note in last.notes)
+
+
+def test_a_point_of_another_number_of_exits_cannot_stay(tmp_path):
     plain = {"out": tmp_path / "o", "calibrators": "none", "report": False}
-    first = calibrate(None, made_up(rows=300), targets=[Budget(0.5, "half"), Budget(0.3, "third")], **plain)
-    assert not any("lacks" in note for note in first.notes)
-    second = calibrate(None, made_up(rows=300), targets=[Budget(0.5, "half")], **plain)
-    assert any("version 1, in force" in note and "lacks: 'third'. " in note for note in second.notes)
-    third = calibrate(None, made_up(rows=300), targets=[Budget(0.5, "half")], **plain)
-    assert not any("lacks" in note for note in third.notes)
+    calibrate(None, made_up(rows=300), targets=[Budget(0.5, "half"), Budget(0.3, "third")], **plain)
+    result = calibrate(None, made_up(rows=300, exits=3), targets=[Budget(0.5, "half")], **plain)
+    assert list(result.calibration.points) == ["full", "half"]
+    assert any("lacks: 'third', which aren't of 3 exits" in note for note in result.notes)
 
 
 def test_a_shift_of_rows_that_were_calibrated_on_is_noted(tmp_path):
@@ -421,11 +483,14 @@ def test_a_shift_of_rows_that_were_calibrated_on_is_noted(tmp_path):
 
 
 def without_dates(folder):
+    def lines(text):
+        return [{k: v for k, v in json.loads(one).items() if k not in ("created", "digest", "when")} for one in text]
+
     return {
-        str(p.relative_to(folder)): {
-            k: v for k, v in json.loads(p.read_text()).items() if k not in ("created", "digest")
-        }
+        str(p.relative_to(folder)): lines([p.read_text()])
         if p.name == "calibration.json"
+        else lines(p.read_text().splitlines())
+        if p.suffix == ".jsonl"
         else p.read_bytes()
         for p in sorted(folder.rglob("*"))
         if p.is_file()
@@ -581,6 +646,11 @@ def test_a_refusal_is_exit_code_3_and_force_is_0(capsys, tmp_path):
     assert "b: accuracy goes from" in err
     assert "--force" in err
     assert f"its report: {tmp_path / 'why'}/report.html" in err
+    assert main(["history", str(out)]) == 0
+    assert "looks that put nothing in force: 1 refused" in capsys.readouterr().out
+    code, _, err = run(capsys, "calibrate", spoilt, *options, "--seed", "1")
+    assert code == 3
+    assert "warning: look 2 at these rows" in err
     assert read_version(out).version == 1
     assert not list(out.glob(".*")), "the lock is gone"
     code, _, err = run(capsys, "calibrate", spoilt, *options)

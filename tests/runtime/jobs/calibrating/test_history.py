@@ -15,6 +15,7 @@ from offramp.runtime.calibration_file import Calibration, decode_calibration, en
 from offramp.runtime.jobs.calibrating.history import History, diff, read_version
 from offramp.runtime.points import full
 
+WHOLE = (["calibration.json", "history"], ["1", "2", "log.jsonl"])
 KEYS = np.array([7, 3, 2**63 + 1], np.uint64)
 
 
@@ -42,7 +43,7 @@ def test_a_version_is_kept_with_its_files_and_is_in_force(history):
     assert history.current() is None
     kept = publish(history, 1)
     assert kept == history.path / "history" / "1"
-    assert names(kept) == ["calibration.json", "metrics.json", "published", "used.npy"]
+    assert names(kept) == ["calibration.json", "metrics.json", "used.npy"]
     assert (kept / "calibration.json").read_bytes() == (history.path / "calibration.json").read_bytes() == made(1)
     assert history.current().points["half"].thresholds == (1.0, -math.inf)
     assert history.used(1).tolist() == sorted(KEYS.tolist())
@@ -88,7 +89,7 @@ def test_killed_at_any_touch_of_the_disk_the_old_or_the_new_is_in_force_and_the_
         seen.append(current.version)
         publish(history, 2, bar=2.0)
         assert history.current().version == 2
-        assert (names(history.path), names(history.path / "history")) == (["calibration.json", "history"], ["1", "2"])
+        assert (names(history.path), names(history.path / "history")) == WHOLE
         touch += 1
     assert seen == sorted(seen)
     assert set(seen) == {1, 2}
