@@ -89,9 +89,7 @@ def test_beta_prefers_no_scale_where_the_rows_do_not_decide():
     random = np.random.default_rng(9)
     s = random.uniform(40, 80, 4000)  # ln c is nothing here: only b is seen
     correct = random.random(4000) < scores.sigmoid(s / 40)
-    fits = []
-    for scale in (1.0, 8.0):
-        fits.append(OnScores().fit_scores(s * scale, correct))
+    fits = [OnScores().fit_scores(s * scale, correct) for scale in (1.0, 8.0)]
     asked = np.array([45.0, 75.0])
     np.testing.assert_allclose(fits[1].score({"score": asked * 8}), fits[0].score({"score": asked}), rtol=1e-4)
     for one, scale in zip(fits, (1.0, 8.0), strict=True):
