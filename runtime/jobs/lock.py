@@ -17,13 +17,14 @@ def take(path: Path) -> IO[bytes] | None:
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("ab")
-        except FileNotFoundError:  # its holder has just finished and removed the folder
-            continue
         except FileExistsError:
             if path.parent.exists():  # a file where the folder should be
                 raise
             continue  # the folder was there, and gone before it could be looked at
+        try:
+            file = path.open("ab")
+        except FileNotFoundError:  # its holder has just finished and removed the folder
+            continue
         try:
             _hold(file)
             held, there = os.fstat(file.fileno()), path.stat()
