@@ -4,7 +4,8 @@
 from offramp.runtime.jobs import AbstainRisk, Budget, calibrate, record
 
 record(cascade, "data.npz", "records")
-result = calibrate("bundle", "records", targets=[Budget(0.5, "balanced")], abstain=[AbstainRisk(0.05)]) ```
+result = calibrate("bundle", "records", targets=[Budget(0.5, "balanced")], abstain=[AbstainRisk(0.05)])
+```
 
 Importing it loads numpy and the runtime; scipy, pyarrow and matplotlib come when a job needs them. This is for users
 of the package: its modules import from each other, never from here.
