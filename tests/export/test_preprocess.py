@@ -19,7 +19,7 @@ from offramp.runtime.jobs.recording.record import record
 from offramp.runtime.preprocess import Image, Text
 from offramp.runtime.records import read_records
 from torch import nn
-from toys import Masked
+from toys import SEQUENCE, Masked
 
 tokenizers = pytest.importorskip("tokenizers")
 PIL = pytest.importorskip("PIL.Image")
@@ -27,7 +27,6 @@ PIL = pytest.importorskip("PIL.Image")
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "what", "is", "my", "balance", "play", "music"]
 NAMES = ["bank", "music", "other", "oos", "none"]
 TEXTS = ["what is my balance", "play music", "", "is is is is is is is is", "é \U0001f600", "play my balance"]
-AXES = {"ids": {0: "batch", 1: "seq"}, "mask": {0: "batch", 1: "seq"}}
 
 
 class Seen(nn.Module):
@@ -75,7 +74,7 @@ def texts(tokenizer, tmp_path_factory):
         Masked().eval(),
         {"ids": ids, "mask": torch.ones_like(ids)},
         tmp_path_factory.mktemp("texts") / "b",
-        dynamic_axes=AXES,
+        dynamic_axes=SEQUENCE,
         classes=NAMES,
         preprocess=spec | {"sample": ["what is my balance", ""]},
     )
@@ -251,7 +250,7 @@ def test_a_spec_that_does_not_fit_writes_no_bundle(tokenizer, tmp_path, change, 
     spec = {"kind": "text", "tokenizer": str(tokenizer), "ids": "ids", "mask": "mask", "max_length": 8} | change
     example = {"ids": ids, "mask": torch.ones_like(ids)}
     with pytest.raises(ExportError, match=message):
-        export_bundle(Masked().eval(), example, tmp_path / "b", dynamic_axes=AXES, preprocess=spec)
+        export_bundle(Masked().eval(), example, tmp_path / "b", dynamic_axes=SEQUENCE, preprocess=spec)
     assert not list(tmp_path.iterdir())
 
 

@@ -9,6 +9,7 @@ import torch
 from offramp.export import export_bundle
 from offramp.runtime import Cascade, ExportError, OperatingPoint
 from toys import (
+    SEQUENCE,
     BatchSecond,
     CrossRow,
     Dropping,
@@ -24,8 +25,6 @@ from toys import (
     Windows,
     make,
 )
-
-SEQUENCE = {"ids": {0: "batch", 1: "seq"}, "mask": {0: "batch", 1: "seq"}}
 
 
 def manifest(path: Path) -> dict:

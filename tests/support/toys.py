@@ -22,6 +22,10 @@ class Plain(nn.Module):
         return logits
 
 
+# The axes of a model that takes ids and their mask.
+SEQUENCE = {"ids": {0: "batch", 1: "seq"}, "mask": {0: "batch", 1: "seq"}}
+
+
 class Masked(nn.Module):
     """A small transformer with an attention mask bias that broadcasts to [batch, 1, seq, seq]."""
 

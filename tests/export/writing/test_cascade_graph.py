@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from offramp.export import export_bundle
 from offramp.runtime import Cascade
 from offramp.runtime.bundle import CASCADE_INPUTS, CASCADE_OUTPUTS
-from toys import BatchSecond, Everything, Masked, Plain, make
+from toys import SEQUENCE, BatchSecond, Everything, Masked, Plain, make
 
 TOKENS = {"ids": torch.randint(1, 40, (3, 6)), "mask": torch.ones(3, 6, dtype=torch.int64)}
-SEQUENCE = {"ids": {0: "batch", 1: "seq"}, "mask": {0: "batch", 1: "seq"}}
 MODELS = {
     "plain": (Plain, torch.randn(4, 8), None),
     "two inputs": (Masked, TOKENS, SEQUENCE),

@@ -19,10 +19,9 @@ from offramp.runtime.execution.cpu.executor import CpuExecutor
 from offramp.runtime.execution.route import threshold_inputs
 from offramp.runtime.files import seal
 from onnx import TensorProto, helper
-from toys import BatchSecond, CrossRow, Everything, Masked, MultiScale, Plain, make
+from toys import SEQUENCE, BatchSecond, CrossRow, Everything, Masked, MultiScale, Plain, make
 
 TOKENS = {"ids": torch.randint(1, 40, (3, 6)), "mask": torch.ones(3, 6, dtype=torch.int64)}
-SEQUENCE = {"ids": {0: "batch", 1: "seq"}, "mask": {0: "batch", 1: "seq"}}
 MODELS = {
     "plain": (Plain, torch.randn(4, 8), None),
     "sequences": (Masked, TOKENS, SEQUENCE),

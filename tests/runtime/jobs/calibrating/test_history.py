@@ -1,14 +1,13 @@
 """Calibrations through time: the old or the new is in force at every moment, and every one is kept."""
 
 import math
-import os
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from killing import killed_at
 from offramp.runtime import BundleError, InputError, OperatingPoint, calibration, sample
 from offramp.runtime.bundle import read_bundle
 from offramp.runtime.calibration_file import Calibration, decode_calibration, encode_calibration
@@ -48,28 +47,6 @@ def test_a_version_is_kept_with_its_files_and_is_in_force(history):
     assert history.current().points["half"].thresholds == (1.0, -math.inf)
     assert history.used(1).tolist() == sorted(KEYS.tolist())
     assert names(history.path) == ["calibration.json", "history"], "no lock is left"
-
-
-TOUCHES = {"open", "write", "fsync", "rename", "replace", "mkdir", "unlink", "remove", "rmdir"}
-
-
-def killed_at(touch, work):
-    """Do the work in another process that dies in front of its n-th touch of the disk. Did it die?"""
-    child = os.fork()
-    if child == 0:
-        left = touch
-
-        def die(_, event, called):
-            nonlocal left
-            if event == "c_call" and called.__name__ in TOUCHES:
-                if left == 0:
-                    os._exit(9)
-                left -= 1
-
-        sys.setprofile(die)
-        work()
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
 def test_killed_at_any_touch_of_the_disk_the_old_or_the_new_is_in_force_and_the_next_run_finishes(tmp_path):

@@ -2,14 +2,13 @@
 
 import json
 import math
-import os
 import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from killing import killed_at
 from offramp.runtime import BundleError, InputError, OperatingPoint, sample
 from offramp.runtime.bundle import read_bundle
 from offramp.runtime.calibration_file import Calibration, encode_calibration
@@ -204,28 +203,6 @@ def test_a_folder_without_calibrations_is_one_line(tmp_path, capsys):
 
 
 # ---------------------------------------------------------------- killed, and at once
-
-
-TOUCHES = {"open", "write", "fsync", "rename", "replace", "mkdir", "unlink", "remove", "rmdir"}
-
-
-def killed_at(touch, work):
-    """Do the work in another process that dies in front of its n-th touch of the disk. Did it die?"""
-    child = os.fork()
-    if child == 0:
-        left = touch
-
-        def die(_, event, called):
-            nonlocal left
-            if event == "c_call" and called.__name__ in TOUCHES:
-                if left == 0:
-                    os._exit(9)
-                left -= 1
-
-        sys.setprofile(die)
-        work()
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
 @pytest.mark.parametrize("command", ["promote", "rollback", "calibrate"])
