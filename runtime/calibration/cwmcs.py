@@ -79,8 +79,7 @@ class CwMCS(Calibrator):
         self.preserves_argmax = mode == "predicted"
 
     def options(self) -> dict[str, Any]:
-        said = ("mode", "by", "base", "objective", "normalize", "clip_outliers", "bins")
-        names = (*said, "shrinkage", "folds", "floor")
+        names = ("mode", "by", "base", "objective", "normalize", "clip_outliers", "bins", "shrinkage", "folds", "floor")
         return {name: getattr(self, name) for name in names}
 
     # ------------------------------------------------------------ fit

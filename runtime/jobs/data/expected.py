@@ -90,6 +90,6 @@ def flat(figures: Mapping[str, Any]) -> Line:
     line = {key: value for key, value in figures.items() if key not in ("intervals", "exit_shares")}
     for key, interval in figures.get("intervals", {}).items():
         line[f"{key}_low"], line[f"{key}_high"] = interval or (None, None)
-    for j, share in enumerate(figures.get("exit_shares", ())):
-        line[f"exit_{j}_share"] = share
+    for j, leaving in enumerate(figures.get("exit_shares", ())):
+        line[f"exit_{j}_share"] = leaving
     return line
