@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     wanted = parser.add_argument_group("operating points, each repeatable (default: budgets balanced=0.5 and fast=0.3)")
     share, drop, ms = _named(fraction, "0.5"), _named(below_one, "0.02"), _named(_positive, "3")
     for option, convert, what, help_ in (
-        ("--budget", share, "SHARE", "at most this share of the full model's FLOPs"),
+        ("--budget", share, "SHARE", "at most this share of the full model's cost, at 95%% confidence"),
         ("--max-ms", ms, "MS", "at most this mean time a row, each by itself, measured here at the records' mean size"),
         ("--max-drop", drop, "DROP", "accuracy lost at most, as measured"),
         ("--guarantee", drop, "DROP", "accuracy lost at most, promised with probability 1 - delta"),
@@ -79,6 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--subgroup", metavar="[NAME=]FILE[:COLUMN]", help=".npy, or column of .npz, one value a row")
     parser.add_argument("--seed", type=seed, default=0, help="of the split and of every resample (default: 0)")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="write report.html and metrics.json there, too")
+    parser.add_argument(
+        "--cost", choices=["flops", "ms"], default="flops", help="what budgets are shares of (default: flops)"
+    )
     parser.add_argument("--no-times", action="store_true", help="don't measure blocks for the report")
     parser.add_argument("--dry-run", action="store_true", help="show everything, put nothing in force")
     parser.add_argument(
@@ -146,6 +149,7 @@ def run(args: argparse.Namespace) -> int:
                 calibrators=args.calibrator,
                 seed=args.seed,
                 times=times,
+                cost=args.cost,
                 shifts=dict(args.shift),
                 subgroup=_subgroup(args.subgroup),
                 out=args.out,

@@ -14,6 +14,13 @@ from offramp.runtime.thresholds.exit_share import (
     thresholds_for_shares,
 )
 from offramp.runtime.thresholds.joint import JointChoice, joint_choice
+from offramp.runtime.thresholds.one_dial import (
+    MOST_EXITS_FOR_ALL_SETS,
+    along,
+    between_rows,
+    between_values,
+    exit_sets,
+)
 from offramp.runtime.thresholds.risk_control import (
     RiskControl,
     betting_bound,
@@ -28,6 +35,7 @@ from offramp.runtime.thresholds.rule import leave_at, reached
 from offramp.runtime.thresholds.sgr import SelectiveRisk, risk_bound, sgr
 
 __all__ = [
+    "MOST_EXITS_FOR_ALL_SETS",
     "AccuracyTarget",
     "ExitShare",
     "FixedCoverage",
@@ -36,10 +44,14 @@ __all__ = [
     "RiskControl",
     "SelectiveRisk",
     "accuracy_target",
+    "along",
     "betting_bound",
     "betting_p_value",
+    "between_rows",
+    "between_values",
     "binomial_bound",
     "binomial_p_value",
+    "exit_sets",
     "exit_share",
     "fixed_coverage",
     "geometric_shares",

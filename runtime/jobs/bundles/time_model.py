@@ -80,6 +80,10 @@ class TimeModel:
 
         return cls(tuple(t.tolist()), stages)
 
+    def leaving(self, opened: tuple[int, ...]) -> tuple[float, ...]:
+        """(J,) milliseconds of one row by itself that leaves at each exit, if these exits are open (and no other)."""
+        return tuple(_ms(self.stages(opened), np.array([j]), 1) for j in range(len(self.exit_ms)))
+
     def ms(self, score: Array, thresholds: Sequence[float], rows: float = 1) -> float:
         """Expected milliseconds of `rows` rows that come together and leave as the recorded ones would.
 

@@ -26,6 +26,7 @@ from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.auditing.audit import audit_records
 from offramp.runtime.jobs.bundles.time_model import TimeModel, measure_times
 from offramp.runtime.jobs.calibrating.choose_points import Asked, Progress, choose_points
+from offramp.runtime.jobs.calibrating.chooser import Cost
 from offramp.runtime.jobs.calibrating.comparison import compare, kept_points
 from offramp.runtime.jobs.calibrating.history import History
 from offramp.runtime.jobs.calibrating.looks import Look, how_often
@@ -53,6 +54,7 @@ def calibrate(
     calibrators: str | Sequence[str] = "auto",
     seed: int = 0,
     times: Sequence[float] | TimeModel | None = None,
+    cost: Cost = "flops",
     shifts: Mapping[str, Openable] | None = None,
     subgroup: tuple[str, ArrayLike] | None = None,
     out: str | Path | None = None,
@@ -66,11 +68,12 @@ def calibrate(
     """Calibrate a bundle (or, with `out`, logits of no bundle) and put the result in force.
 
     targets, abstain: as in `Asked`. calibrators: "auto", "none", or names; `ar_condcal` needs a yes from the audit.
-    times: (J,) milliseconds of leaving at each exit, or a `TimeModel`; measured where `MaxMs` needs them and there
-    is a bundle. shifts: name -> records of shifted or out-of-scope data. subgroup: a name and one value a row of the
-    records, for tables by group. force: replace a better calibration, too. replace: drop the operating points in force
-    that aren't asked for again; otherwise they go on as they are, marked with their version. report: also write
-    report.html and metrics.json beside the calibration kept in history/. command: for the report.
+    times: (J,) milliseconds of leaving at each exit, or a `TimeModel`; measured where they are needed and there is a
+    bundle. cost: what budgets are shares of and rules are compared by, "flops" or "ms". shifts: name -> records of
+    shifted or out-of-scope data. subgroup: a name and one value a row of the records, for tables by group. force:
+    replace a better calibration, too. replace: drop the operating points in force that aren't asked for again;
+    otherwise they go on as they are, marked with their version. report: also write report.html and metrics.json beside
+    the calibration kept in history/. command: for the report.
 
     The same records, options and seed give the same calibration, its date apart. Each look at the same rows with
     others is counted, a dry run too, and said from the second on. Raises InputError for data
@@ -85,7 +88,7 @@ def calibrate(
     others = {name: _shift(name, open_records(given, home.manifest), rows) for name, given in (shifts or {}).items()}
 
     yes, verdict = _audited(opened, rows.propose, calibrators)
-    asked = Asked(tuple(targets), tuple(abstain), resolve(calibrators, yes), seed)
+    asked = Asked(tuple(targets), tuple(abstain), resolve(calibrators, yes), seed, cost)
     chosen = choose_points(rows, asked, _time_model(times, asked, home, opened), progress)
     moved = elsewhere(chosen.points, rows, others)
     provenance = _provenance(opened, rows, asked, command)
@@ -203,7 +206,7 @@ def _time_model(
         return times
     if times is not None:
         return TimeModel.given(times, len(opened.records.logits))
-    if home.manifest is not None and any(isinstance(target, MaxMs) for target in asked.targets):
+    if home.manifest is not None and (asked.cost == "ms" or any(isinstance(target, MaxMs) for target in asked.targets)):
         return measure_times(home.path, opened.records)
     return None
 

@@ -8,7 +8,7 @@ from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.bundles.time_model import TimeModel
 from offramp.runtime.jobs.calibrating.abstention import abstention
 from offramp.runtime.jobs.calibrating.choice import Choice
-from offramp.runtime.jobs.calibrating.chooser import Chooser
+from offramp.runtime.jobs.calibrating.chooser import Chooser, Cost
 from offramp.runtime.jobs.calibrating.selection import Selector, Tried
 from offramp.runtime.jobs.calibrating.targets import DEFAULT, AbstainRisk, Target, label_of, percent
 from offramp.runtime.jobs.data.expected import Line, expected
@@ -26,12 +26,14 @@ class Asked:
 
     targets: exit rules; of one kind several. abstain: the first applies to every point; each further one adds to
     every point another of its own, "<point>-risk-2%". calibrators: to choose from, as `resolve` gives them.
+    cost: what budgets and the search are about, "flops" or measured "ms".
     """
 
     targets: tuple[Target, ...] = DEFAULT
     abstain: tuple[AbstainRisk, ...] = (AbstainRisk(0.05),)
     calibrators: tuple[str, ...] = ("identity",)
     seed: int = 0
+    cost: Cost = "flops"
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def choose_points(
     """
     names = [label_of(target) for target in asked.targets]
     _check_names(names, asked.abstain)
-    chooser = Chooser.of(rows.propose, rows.certify, times)
+    chooser = Chooser.of(rows.propose, rows.certify, times, asked.cost)
     selector = Selector(rows.propose, rows.is_fit, asked.calibrators, asked.seed)
     choices = {FULL: Choice(full(rows.labelled.exits).thresholds, {"method": "whole network"})}
     choices |= {name: chooser.choose(target) for name, target in zip(names, asked.targets, strict=True)}

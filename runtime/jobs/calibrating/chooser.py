@@ -1,10 +1,14 @@
 """Thresholds for a target. A target that can't be met says so and names the closest that can."""
 
+import heapq
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 import numpy as np
+from offramp.runtime.arrays import Floats
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.bundles.time_model import TimeModel
 from offramp.runtime.jobs.calibrating.choice import MARGIN, Choice
@@ -12,22 +16,41 @@ from offramp.runtime.jobs.calibrating.guarantee import guarantee
 from offramp.runtime.jobs.calibrating.rules import Rule, propose
 from offramp.runtime.jobs.calibrating.targets import Budget, Guarantee, MaxDrop, MaxMs, Target, percent
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows
-from offramp.runtime.thresholds import FrontierPoint, pareto
+from offramp.runtime.thresholds import FrontierPoint, leave_at, pareto
+
+Cost = Literal["flops", "ms"]
+_COSTS = {"flops": "FLOPs", "ms": "full model's time"}
+# Costs that differ by less are equal: a head more or less, a batch more or less.
+_EQUAL_COST = 0.02
 
 
 @dataclass(frozen=True)
 class Chooser:
-    """Everything that targets are chosen from. times: None where nobody measured or gave any."""
+    """Everything that targets are chosen from. cost: what that of `rules` is.
+
+    times: None where nobody measured or gave any.
+    """
 
     propose: LabelledRows
     certify: LabelledRows
     rules: tuple[Rule, ...]
     times: TimeModel | None = None
+    cost: Cost = "flops"
 
     @classmethod
-    def of(cls, proposing: LabelledRows, certify: LabelledRows, times: TimeModel | None = None) -> "Chooser":
-        rules = propose(proposing.score, proposing.correct, proposing.flops.astype(np.float64))
-        return cls(proposing, certify, tuple(rules), times)
+    def of(
+        cls, proposing: LabelledRows, certify: LabelledRows, times: TimeModel | None = None, cost: Cost = "flops"
+    ) -> "Chooser":
+        """cost: "flops", or "ms" of a row by itself, for which times are needed. InputError where there are none."""
+        if cost not in ("flops", "ms"):
+            raise InputError(f'cost: expected "flops" or "ms", got {cost!r}.')
+        if cost == "ms" and times is None:
+            raise InputError(
+                "cost: ms needs the milliseconds of each exit: a bundle to measure on this machine, or times."
+            )
+        leaving = None if cost == "flops" or times is None else lambda opened: np.asarray(times.leaving(opened))
+        rules = propose(proposing.score, proposing.correct, proposing.flops.astype(np.float64), leaving)
+        return cls(proposing, certify, tuple(rules), times, cost)
 
     @property
     def full(self) -> Rule:
@@ -55,16 +78,46 @@ class Chooser:
         return choice
 
     def _budget(self, target: Budget) -> Choice:
-        within = [rule for rule in self.rules if rule.cost <= target.share]
+        within = [rule for rule in self.rules if rule.cost + MARGIN * rule.cost_error <= target.share]
         if within:
-            return self._taken("exit budget", _most_accurate(within))
-        cheapest = min(self.rules, key=lambda rule: rule.cost)
+            return self._taken("exit budget", self._simplest_of_the_best(within))
+        cheapest = min(self.rules, key=lambda rule: rule.cost + MARGIN * rule.cost_error)
         return self._taken(
             "exit budget",
             cheapest,
-            f"a budget of {percent(target.share)} of the FLOPs can't be kept: the first exit alone costs "
-            f"{percent(cheapest.cost)}, which is the closest.",
+            f"a budget of {percent(target.share)} of the {_COSTS[self.cost]} can't be kept: the cheapest rule costs "
+            f"{percent(cheapest.cost + MARGIN * cheapest.cost_error)} at 95% confidence, which is the closest.",
         )
+
+    def _simplest_of_the_best(self, rules: Sequence[Rule]) -> Rule:
+        """The most accurate rule; of those within a standard error of it, at no more cost, the simplest and cheapest.
+
+        The error is that of the difference on the same rows, counting one row more than seen to differ. What is left is
+        beaten by no rule as simple on these rows.
+        """
+        best = min(rules, key=lambda rule: (rule.drop, rule.cost))
+        mine = self._right(best)
+        picked = best
+        simpler = [r for r in rules if r.complexity < best.complexity and r.cost <= best.cost * (1 + _EQUAL_COST)]
+        for _, alike in itertools.groupby(sorted(simpler, key=_by_complexity), key=_by_complexity):
+            passing = [r for r in _most_accurate(alike) if self._within_noise(mine, self._right(r))]
+            if passing:
+                picked = min(passing, key=lambda rule: (rule.cost, rule.drop))
+                break
+        beaten_by = [
+            r for r in rules if r.complexity <= picked.complexity and r.cost <= picked.cost and r.drop <= picked.drop
+        ]
+        return min(beaten_by, key=lambda rule: (rule.cost, rule.drop))
+
+    def _right(self, rule: Rule) -> Floats:
+        rows = self.propose
+        right: Floats = rows.correct[leave_at(rows.score, rule.thresholds), np.arange(len(rows))].astype(np.float64)
+        return right
+
+    @staticmethod
+    def _within_noise(best: Floats, other: Floats) -> bool:
+        lost = best - other
+        return bool(lost.sum() <= np.sqrt((lost**2).sum() + 1.0))
 
     def _max_ms(self, target: MaxMs) -> Choice:
         if self.times is None:
@@ -74,7 +127,7 @@ class Chooser:
         spent = [self.times.ms(self.propose.score, rule.thresholds) for rule in self.rules]
         within = [rule for rule, ms in zip(self.rules, spent, strict=True) if ms <= target.ms]
         if within:
-            choice = self._taken("time budget", _most_accurate(within))
+            choice = self._taken("time budget", self._simplest_of_the_best(within))
         else:
             k = int(np.argmin(spent))
             choice = self._taken(
@@ -88,14 +141,16 @@ class Chooser:
         return choice
 
     def _max_drop(self, target: MaxDrop) -> Choice:
-        # What leaving early seems to gain isn't counted on.
-        within = [rule for rule in self.rules if max(rule.drop, 0.0) + MARGIN * rule.margin <= target.drop]
+        within = [rule for rule in self.rules if _drop_in_hand(rule) <= target.drop]
         if within:
-            best = min(within, key=lambda rule: (rule.cost, rule.drop))
+            cheapest = min(rule.cost for rule in within)
+            # Equal within noise: the simplest.
+            alike = [rule for rule in within if rule.cost <= cheapest * (1 + _EQUAL_COST)]
+            best = min(alike, key=lambda rule: (rule.complexity, rule.cost, rule.drop))
             if best.cost < 1:
                 return self._taken("accuracy target", best)
         saving = [rule for rule in self.rules if rule.cost < 1]
-        closest = min((max(rule.drop, 0.0) + MARGIN * rule.margin for rule in saving), default=math.inf)
+        closest = min(map(_drop_in_hand, saving), default=math.inf)
         least = (
             f"from {len(self.propose)} rows the smallest drop that saves anything is {percent(closest)}"
             if math.isfinite(closest) and closest < 1
@@ -112,12 +167,21 @@ class Chooser:
             "method": method,
             "family": rule.family,
             "rows": len(self.propose),
-            "flops_fraction": rule.cost,
+            f"{self.cost}_fraction": rule.cost,
             "drop": rule.drop,
         }
         return Choice(rule.thresholds, provenance, unmet)
 
 
-def _most_accurate(rules: Sequence[Rule]) -> Rule:
-    """The least drop; among equals the costliest, which has most in hand."""
-    return min(rules, key=lambda rule: (rule.drop, -rule.cost))
+def _drop_in_hand(rule: Rule) -> float:
+    """The drop, with standard errors in hand. What leaving early seems to gain counts only beyond two of them."""
+    return min(max(rule.drop, 0.0) + MARGIN * rule.margin, rule.drop + (MARGIN + 2) * rule.margin)
+
+
+def _by_complexity(rule: Rule) -> tuple[int, int]:
+    return rule.complexity
+
+
+def _most_accurate(rules: Iterable[Rule], most: int = 32) -> list[Rule]:
+    """The few that lose least: comparing rules row by row isn't free."""
+    return heapq.nsmallest(most, rules, key=lambda rule: (rule.drop, rule.cost))

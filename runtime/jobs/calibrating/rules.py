@@ -1,30 +1,47 @@
-"""Exit rules with one dial: few enough to try on a thousand rows without fitting their noise.
+"""Exit rules with one dial and a set of open exits: few enough for a thousand rows not to be fitted in their noise."""
 
-Thresholds of five exits searched freely lost 0.76 points on CLINC150's test rows where 0.5 were allowed on
-1,200 rows of val; with one common threshold the loss was at most 0.2, at a cost a tenth higher.
-"""
-
-from collections.abc import Sequence
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from offramp.runtime import calibration
 from offramp.runtime.arrays import Array, Bools, Floats
 from offramp.runtime.calibration import Platt
-from offramp.runtime.thresholds import geometric_shares, leave_at, thresholds_for_shares
+from offramp.runtime.thresholds import (
+    MOST_EXITS_FOR_ALL_SETS,
+    along,
+    between_rows,
+    between_values,
+    exit_sets,
+    geometric_shares,
+    leave_at,
+    thresholds_for_shares,
+)
 
 INF = float("inf")
 STEPS = 200
+# Curves (a family over a set of exits) that are kept: those that come within noise of the best somewhere.
+MOST_CURVES = 40
+# A beam this wide where there are too many exits for all sets, judged at so many prices of a point of accuracy.
+BEAM, PRICES = 24, np.geomspace(0.3, 300.0, 8)
+# Shares are quantiles: more rows than this don't move them.
+ROWS_FOR_SHARES = 5000
+
+ExitCost = Callable[[tuple[int, ...]], Array]
+"""(J,) or (J, N) cumulative cost of leaving at each exit when these exits, the last among them, are open."""
 
 
 @dataclass(frozen=True)
 class Rule:
     """Thresholds, with what they do on the rows that proposed them.
 
-    family: "equal score", one log-odds for all exits; "equal confidence", the same after Platt's map at each;
-    "exit shares", share_j ∝ q^j. cost: fraction of the full mean. drop: accuracy lost; lost: share of rows that
-    the full model has right and the rule wrong. margin: a standard error of the drop, counting one row more
-    than seen to differ: no difference among few rows is no proof of none.
+    family: what turns with the dial, and the early exits that are open: "equal score at 0, 2", one log-odds for all of
+    them; "equal confidence", the same after Platt's map at each; "exit shares", share_j ∝ q^j; "everybody at 1".
+    cost: fraction of the full mean. cost_error: a standard error of it.
+    drop: accuracy lost; lost: share of rows that the full model has right and the rule wrong. margin: a standard error
+    of the drop, counting one row more than seen to differ: no difference among few rows is no proof of none.
     """
 
     family: str
@@ -33,52 +50,243 @@ class Rule:
     drop: float
     lost: float
     margin: float
+    cost_error: float = 0.0
+
+    @property
+    def exits(self) -> tuple[int, ...]:
+        """The exits that can answer."""
+        last = self.thresholds.index(-INF)
+        return tuple(j for j, bar in enumerate(self.thresholds[: last + 1]) if bar != INF)
+
+    @property
+    def complexity(self) -> tuple[int, int]:
+        """Exits that can answer, then thresholds to be kept: of rules equal within noise the simplest wins."""
+        return len(self.exits), sum(np.isfinite(bar) for bar in self.thresholds)
 
 
-def propose(score: Array, correct: Bools, cost: Floats) -> list[Rule]:
-    """All rules of all families, from (J, N) scores, correctness and cumulative cost; the first is `full`."""
-    exits = len(score)
-    full = (*(INF,) * (exits - 1), -INF)
-    rules = {full: judge("full", full, score, correct, cost)}
-    if exits > 1 and score.shape[1]:
-        for family, bars in _candidates(score, correct):
-            one = _reachable(bars, score)
-            if one not in rules:
-                rules[one] = judge(family, one, score, correct, cost)
-    return list(rules.values())
+def propose(score: Array, correct: Bools, cost: Floats, exit_cost: ExitCost | None = None) -> list[Rule]:
+    """Rules of all families over sets of open exits, from (J, N) scores, correctness and cumulative cost.
+
+    The first is `full`. Everybody at one exit is among them, and every set of exits that comes within noise of the
+    best anywhere, as whole curves from the costliest to the cheapest. exit_cost: where closing an exit changes what
+    the others cost.
+    """
+    return _Search(score, correct, cost, exit_cost).rules()
 
 
 def judge(family: str, bars: Sequence[float], score: Array, correct: Bools, cost: Floats) -> Rule:
     """A rule's figures on some rows; without rows NaN, and nothing in hand."""
     rows = np.arange(score.shape[1])
+    thresholds = tuple(float(b) for b in bars)
     if not len(rows):
-        return Rule(family, tuple(float(b) for b in bars), np.nan, np.nan, np.nan, np.inf)
+        return Rule(family, thresholds, np.nan, np.nan, np.nan, np.inf, np.nan)
     left = leave_at(score, np.asarray(bars))
     drop = correct[-1].astype(np.float64) - correct[left, rows]
     whole = float(cost[-1].mean()) or 1.0
+    spent = cost[left, rows] / whole
+    ratio = float(spent.mean())
     return Rule(
         family=family,
-        thresholds=tuple(float(b) for b in bars),
-        cost=float(cost[left, rows].mean()) / whole,
+        thresholds=thresholds,
+        cost=ratio,
         drop=float(drop.mean()),
         lost=float((drop > 0).mean()),
         margin=float(np.sqrt((drop**2).sum() + 1.0)) / len(rows),
+        cost_error=float((spent - ratio * cost[-1] / whole).std()) / np.sqrt(len(rows)),
     )
 
 
-def _candidates(score: Array, correct: Bools) -> list[tuple[str, tuple[float, ...]]]:
-    early = score[:-1].astype(np.float64)
-    dial = np.linspace(0.0, 1.0, STEPS + 1)
-    found: list[tuple[str, tuple[float, ...]]] = [
-        ("equal score", (*(float(bar),) * len(early), -INF)) for bar in np.unique(np.quantile(early, dial))
-    ]
-    slopes, shifts = _platt(early, correct[:-1])
-    for bar in np.unique(np.quantile(slopes[:, None] * early + shifts[:, None], dial)):
-        # Where the score says nothing of being right no threshold is safe.
-        bars = [float((bar - b) / a) if a > 0 else INF for a, b in zip(slopes, shifts, strict=True)]
-        found.append(("equal confidence", (*bars, -INF)))
-    shares = [geometric_shares(len(score), float(log_q)) for log_q in 12 * np.linspace(-1, 1, STEPS // 2 + 1) ** 3]
-    return [*found, *(("exit shares", thresholds_for_shares(score, share)) for share in shares)]
+@dataclass(frozen=True)
+class _Curve:
+    """One family over one set of open exits: (K,) figures along the dial, and the thresholds at each bar."""
+
+    family: str
+    opened: tuple[int, ...]
+    bars: Floats
+    threshold_of: Callable[[float, int], float]  # bar, exit
+    cost: Floats
+    drop: Floats
+    lost: Floats
+    squares: Floats
+    cost_error: Floats
+
+
+class _Search:
+    def __init__(self, score: Array, correct: Bools, cost: Floats, exit_cost: ExitCost | None) -> None:
+        self._score, self._correct, self._cost = score, correct, cost
+        self._exits, self._rows = score.shape
+        self._exit_cost = exit_cost
+        self._full = (*(INF,) * (self._exits - 1), -INF)
+        whole = self._costs((self._exits - 1,))[-1]
+        self._whole = float(whole.mean()) if self._rows else 1.0
+        self._whole = self._whole or 1.0
+        self._spent_in_full = whole / self._whole
+
+    def _costs(self, opened: tuple[int, ...]) -> Floats:
+        """(J, N) cumulative cost with these exits open."""
+        if self._exit_cost is None:
+            return self._cost
+        given = np.asarray(self._exit_cost(opened), np.float64)
+        return np.broadcast_to(given[:, None], self._score.shape) if given.ndim == 1 else given
+
+    def rules(self) -> list[Rule]:
+        last = self._exits - 1
+        found = [judge("full", self._full, self._score, self._correct, self._costs((last,)))]
+        if last == 0 or not self._rows:
+            return found
+        for j in range(last):
+            bars = (*(INF,) * j, -INF, *(INF,) * (last - j - 1), -INF)
+            found.append(self._judged(f"everybody at {j}", bars, (j,)))
+        maps = self._maps()
+        curves = self._near_the_best([*self._curves(maps)])
+        taken = {rule.thresholds for rule in found}
+        for rule in itertools.chain.from_iterable(map(self._rows_of, curves)):
+            if rule.thresholds not in taken:
+                taken.add(rule.thresholds)
+                found.append(rule)
+        for opened in dict.fromkeys(curve.opened for curve in curves):
+            if len(opened) > 1:
+                for rule in self._by_shares(opened):
+                    if rule.thresholds not in taken:
+                        taken.add(rule.thresholds)
+                        found.append(rule)
+        return found
+
+    def _judged(self, family: str, bars: Sequence[float], opened: tuple[int, ...]) -> Rule:
+        return judge(family, bars, self._score, self._correct, self._costs((*opened, self._exits - 1)))
+
+    # ------------------------------------------------------------ curves
+
+    def _maps(self) -> list[tuple[str, Floats, Floats]]:
+        """The families with one bar: each exit's slope and intercept give what the bar is compared with."""
+        early = self._score[:-1].astype(np.float64)
+        ones, zeros = np.ones(len(early)), np.zeros(len(early))
+        slopes, shifts = _platt(early, self._correct[:-1])
+        return [("equal score", ones, zeros), ("equal confidence", slopes, shifts)]
+
+    def _curves(self, maps: list[tuple[str, Floats, Floats]]) -> Iterable[_Curve]:
+        early = self._score[:-1].astype(np.float64)
+        for name, slopes, shifts in maps:
+            # Where the score says nothing of being right no threshold is safe: such an exit stays closed.
+            usable = [j for j in range(len(early)) if slopes[j] > 0]
+            mapped = slopes[:, None] * early + shifts[:, None]
+            bars = between_values(mapped[usable], STEPS) if usable else np.zeros(0)
+            if not len(bars):
+                continue
+            allowed = set(usable)
+            sets = (
+                exit_sets(self._exits) if self._exits <= MOST_EXITS_FOR_ALL_SETS else self._beam(mapped, bars, allowed)
+            )
+            for opened in sets:
+                single_twice = len(opened) == 1 and name != "equal score"  # one bar at one exit is the same rule
+                if opened and allowed.issuperset(opened) and not single_twice:
+                    yield self._curve(name, opened, mapped, bars, slopes, shifts)
+
+    def _curve(
+        self, name: str, opened: tuple[int, ...], mapped: Floats, bars: Floats, slopes: Floats, shifts: Floats
+    ) -> _Curve:
+        asked = [*opened, self._exits - 1]
+        spent = self._costs(tuple(asked))[asked] / self._whole
+        drop = self._correct[-1].astype(np.float64) - self._correct[asked]
+        sums, leaving = along(
+            mapped[list(opened)],
+            {
+                "cost": spent,
+                "cost2": spent**2,
+                "cross": spent * self._spent_in_full,
+                "drop": drop,
+                "lost": np.maximum(drop, 0.0),
+                "squares": drop**2,
+            },
+            bars,
+        )
+        used = (leaving > 0).all(axis=0)  # elsewhere it is a smaller set's rule
+        n = self._rows
+        mean, second, cross = (sums[key][used] / n for key in ("cost", "cost2", "cross"))
+        # Of the ratio of two means.
+        variance = second - 2 * mean * cross + mean**2 * float((self._spent_in_full**2).mean())
+        return _Curve(
+            family=f"{name} at {', '.join(map(str, opened))}",
+            opened=opened,
+            bars=bars[used],
+            threshold_of=lambda bar, j: float((bar - shifts[j]) / slopes[j]),
+            cost=mean,
+            drop=sums["drop"][used] / n,
+            lost=sums["lost"][used] / n,
+            squares=sums["squares"][used],
+            cost_error=np.sqrt(np.maximum(variance, 0.0) / n),
+        )
+
+    def _beam(self, mapped: Floats, bars: Floats, allowed: set[int]) -> list[tuple[int, ...]]:
+        """Sets that grow by an exit at a time; at each size those that are best at some price of accuracy go on."""
+        drop = self._correct[-1].astype(np.float64) - self._correct
+        kept: list[tuple[int, ...]] = [()]
+        found: dict[tuple[int, ...], None] = {}
+        for _ in range(min(len(allowed), MOST_EXITS_FOR_ALL_SETS)):
+            grown = {tuple(sorted({*opened, j})) for opened in kept for j in allowed if j not in opened}
+            values = {}
+            for opened in grown:
+                asked = [*opened, self._exits - 1]
+                spent = self._costs(tuple(asked))[asked] / self._whole
+                sums, _ = along(mapped[list(opened)], {"cost": spent, "drop": drop[asked]}, bars)
+                worth = sums["cost"] + PRICES[:, None] * sums["drop"]
+                values[opened] = worth.min(axis=1)
+            kept = list(
+                dict.fromkeys(
+                    opened
+                    for k in range(len(PRICES))
+                    for opened in heapq.nsmallest(BEAM // len(PRICES) + 1, values, key=lambda one: values[one][k])
+                )
+            )
+            found |= dict.fromkeys(kept)
+        return list(found)
+
+    def _near_the_best(self, curves: list[_Curve]) -> list[_Curve]:
+        """Curves that come within a standard error of the best at some cost; those that do so most often."""
+        curves = [curve for curve in curves if len(curve.bars)]
+        if not curves:
+            return []
+        cost = np.concatenate([curve.cost for curve in curves])
+        drop = np.concatenate([curve.drop for curve in curves])
+        order = np.argsort(cost, kind="stable")
+        best = np.minimum.accumulate(drop[order])
+        near = []
+        for curve in curves:
+            at = np.searchsorted(cost[order], curve.cost, side="right") - 1
+            error = np.sqrt(curve.squares + 1.0) / self._rows
+            near.append(int((curve.drop <= best[at] + error).sum()))
+        ranked = sorted(range(len(curves)), key=lambda k: (-near[k], len(curves[k].opened)))
+        chosen = [k for k in ranked if near[k]][:MOST_CURVES]
+        return [curves[k] for k in sorted(chosen)]
+
+    def _rows_of(self, curve: _Curve) -> Iterable[Rule]:
+        for k, bar in enumerate(curve.bars):
+            thresholds = [INF] * (self._exits - 1)
+            for j in curve.opened:
+                thresholds[j] = curve.threshold_of(float(bar), j)
+            yield Rule(
+                family=curve.family,
+                thresholds=(*thresholds, -INF),
+                cost=float(curve.cost[k]),
+                drop=float(curve.drop[k]),
+                lost=float(curve.lost[k]),
+                margin=float(np.sqrt(curve.squares[k] + 1.0)) / self._rows,
+                cost_error=float(curve.cost_error[k]),
+            )
+
+    # ------------------------------------------------------------ exit shares
+
+    def _by_shares(self, opened: tuple[int, ...]) -> Iterable[Rule]:
+        asked = [*opened, self._exits - 1]
+        few = np.unique(np.linspace(0, self._rows - 1, ROWS_FOR_SHARES).astype(np.int64))
+        score = self._score[asked][:, few]
+        family = f"exit shares at {', '.join(map(str, opened))}"
+        steps = STEPS // 2 if self._rows <= ROWS_FOR_SHARES else STEPS // 5
+        for log_q in 12 * np.linspace(-1, 1, steps + 1) ** 3:
+            shared = thresholds_for_shares(score, geometric_shares(len(asked), float(log_q)))
+            bars = dict(zip(asked, between_rows(score, shared), strict=True))
+            if all(bars[j] != INF for j in opened):
+                yield self._judged(family, [bars.get(j, INF) for j in range(self._exits)], opened)
 
 
 def _platt(score: Floats, correct: Bools) -> tuple[Floats, Floats]:
@@ -89,10 +297,3 @@ def _platt(score: Floats, correct: Bools) -> tuple[Floats, Floats]:
         assert isinstance(one, Platt)
         fitted.append(one.fit_score(s, right))
     return np.array([p.slope_ for p in fitted]), np.array([p.intercept_ for p in fitted])
-
-
-def _reachable(bars: Sequence[float], score: Array) -> tuple[float, ...]:
-    """An exit where no row leaves only costs its head's time: it is switched off."""
-    left = leave_at(score, np.asarray(bars))
-    used = np.bincount(left, minlength=len(bars)) > 0
-    return (*(float(b) if u else INF for b, u in zip(bars[:-1], used, strict=False)), -INF)

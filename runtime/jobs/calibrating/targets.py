@@ -9,7 +9,8 @@ from offramp.runtime.errors import InputError
 
 @dataclass(frozen=True)
 class Budget:
-    """At most this share of the full model's FLOPs, in (0, 1]: the most accurate rule that keeps it."""
+    """At most this share of the full model's cost, in (0, 1], at 95% confidence: the most accurate rule that keeps it,
+    or the simplest that can't be told apart from it."""
 
     share: float
     name: str = ""

@@ -99,7 +99,7 @@ def test_what_cannot_be_kept_says_so_and_names_the_closest():
     targets = [Budget(0.1, "tiny"), Guarantee(0.0005, 0.05), MaxMs(0.5)]
     points, unmet = points_of(made_up(rows=400), targets=targets, abstain=[AbstainRisk(0.001)], times=MS)
     said = "\n".join(unmet)
-    assert "the first exit alone costs 25%, which is the closest" in said
+    assert "the cheapest rule costs 25% at 95% confidence, which is the closest" in said
     assert "the smallest these rows could promise is" in said
     assert "the quickest rule takes 1 ms" in said
     assert "0.1%" in said
@@ -374,11 +374,11 @@ def test_a_worse_calibration_is_refused_and_force_replaces(tmp_path):
     good, out = made_up(rows=6000, seed=1), tmp_path / "o"
     plain = {"targets": [Budget(0.6, "b")], "abstain": [], "calibrators": "none", "out": out, "report": False}
     first = calibrate(None, good, **plain)
-    # Where exits are chosen today, scores say nothing of which rows should leave.
+    # Where exits are chosen the first one seems to be always right.
     rows = first.split.propose
-    score = good.score.copy()
-    score[:-1, rows] = np.random.default_rng(0).permuted(score[:-1, rows], axis=1) * 0.05
-    spoilt = replace(good, score=score)
+    label = good.label.copy()
+    label[0, rows] = good.truth[rows]
+    spoilt = replace(good, label=label)
     with pytest.raises(
         CalibrationRefused, match=r"b: accuracy goes from .* on \d+ test rows that neither calibration was made from \("
     ) as refusal:
@@ -638,9 +638,9 @@ def test_a_refusal_is_exit_code_3_and_force_is_0(capsys, tmp_path):
     options = ["--out", out, "--budget", "b=0.6", "--abstain-risk", "none", "--calibrator", "none"]
     assert run(capsys, "calibrate", saved(good, tmp_path / "good"), *options)[0] == 0
     rows = split_rows(good.truth, 0).propose
-    score = good.score.copy()
-    score[:-1, rows] = np.random.default_rng(0).permuted(score[:-1, rows], axis=1) * 0.05
-    spoilt = saved(replace(good, score=score), tmp_path / "spoilt")
+    label = good.label.copy()
+    label[0, rows] = good.truth[rows]
+    spoilt = saved(replace(good, label=label), tmp_path / "spoilt")
     code, _, err = run(capsys, "calibrate", spoilt, *options, "--report", tmp_path / "why")
     assert code == 3
     assert "b: accuracy goes from" in err
