@@ -1,6 +1,6 @@
 """Selection with guaranteed risk: abstain so that the answered rows' error stays below a promise."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 from typing import Literal
 
@@ -73,6 +73,8 @@ def sgr(
     risk: float = 0.05,
     delta: float = 0.05,
     method: Literal["fixed_sequence", "binary"] = "fixed_sequence",
+    *,
+    proposing: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> SelectiveRisk:
     """The lowest score at which the selective risk is ≤ `risk` with probability ≥ 1 − `delta`.
 
@@ -81,14 +83,23 @@ def sgr(
     "fixed_sequence": ranks fixed in advance, from the smallest set that could pass without an error to all
     rows, each tested at the full delta, until the first failure. "binary": ⌈log₂ N⌉ halvings at delta/⌈log₂
     N⌉ each, as published. Only a set that passed is returned; N = 0 is infeasible.
+    proposing: score and error of other rows, for "fixed_sequence". They say at which of the ranks to begin (see
+    `best_start`), so that an error among the surest rows ends nothing; the promise needs them to be other rows
+    than those given. The threshold is then between two scores, or below all.
     Source: Geifman & El-Yaniv 2017; fixed-sequence testing: Angelopoulos et al. 2021.
     """
     risk = arrays.fraction(risk, "risk")
     delta = arrays.fraction(delta, "delta")
     sets = TiedSets.of(score, error)
     if method == "fixed_sequence":
-        chosen, level = _fixed_sequence(sets, risk, delta), delta
+        ranks = rank_grid(sets.total, risk, delta)
+        if proposing is not None:
+            ranks = ranks[best_start(ranks, *proposing, risk, delta) :]
+            sets = replace(sets, thresholds=_between(sets.thresholds))
+        chosen, level = _last_passed(sets, ranks, risk, delta), delta
     elif method == "binary":
+        if proposing is not None:
+            raise InputError('proposing: only "fixed_sequence" begins where other rows say.')
         chosen, level = _binary(sets, risk, delta)
     else:
         raise InputError(f'method: expected "fixed_sequence" or "binary", got {method!r}.')
@@ -129,9 +140,57 @@ def rank_grid(total: int, risk: float, delta: float) -> Ints:
     return np.unique(np.append(high, rest))
 
 
-def _fixed_sequence(sets: TiedSets, risk: float, delta: float) -> int | None:
+# Every score that isn't −inf reaches it; a NaN doesn't, which would reach −inf.
+ANY_SCORE = float(np.finfo(np.float32).min)
+_RESAMPLES = 200
+
+
+def _between(scores: Floats) -> Floats:
+    """A threshold for the set down to each of these falling scores: halfway to the next, where float noise doesn't
+    reach, and below every score for the set of all."""
+    if not len(scores):
+        return scores
+    with np.errstate(invalid="ignore"):
+        middle = scores[:-1] / 2 + scores[1:] / 2
+    between = np.isfinite(middle) & (middle > scores[1:]) & (middle <= scores[:-1])
+    return np.append(np.where(between, middle, scores[:-1]), min(scores[-1], ANY_SCORE))
+
+
+def best_start(ranks: Ints, score: ArrayLike, error: ArrayLike, risk: float, delta: float) -> int:
+    """Where among `ranks` of other rows, the last of which is all of them, the walk should begin.
+
+    score, error: of rows that only propose. From the start that is answered most on average over resamples of
+    them as many as the others are; where none ever passes, the one with the smallest p-value. With many rows that
+    is where the p-value is smallest. A resample draws the errors' distribution, too (Beta), with one more error
+    than seen: a stretch without one among few rows is no stretch that never errs. The same rows give the same start.
+    """
+    from scipy.special import bdtr
+
+    sets = TiedSets.of(score, error)
+    if not sets.total or not len(ranks):
+        return 0
+    # Errors up to each rank, were these rows as many as the others; a set of ties errs evenly.
+    known_rows, known_errors = np.append(0, sets.rows), np.append(0, sets.errors)
+    here = np.append(0, ranks) * (sets.total / int(ranks[-1]))
+    inside, errors = np.diff(here), np.diff(np.interp(here, known_rows, known_errors))
+    rng = np.random.default_rng(0)
+    shape = (_RESAMPLES, len(ranks))
+    wrong = rng.standard_gamma(errors + inside / sets.total, shape)
+    rate = wrong / (wrong + rng.standard_gamma(np.maximum(inside - errors, 1e-9), shape))
+    k = np.cumsum(rng.binomial(np.diff(ranks, prepend=0), np.nan_to_num(rate)), axis=1)
+    passed = (k < ranks) & (bdtr(k, ranks, risk) <= delta)
+    # From a rank that passes the walk ends before the next that doesn't.
+    failing = np.where(passed, len(ranks), np.arange(len(ranks)))
+    end = np.minimum.accumulate(failing[:, ::-1], axis=1)[:, ::-1] - 1
+    answered = np.where(passed, ranks[np.maximum(end, 0)], 0).mean(axis=0)
+    if answered.any():
+        return int(answered.argmax())
+    return int(bdtr(np.minimum(np.floor(k.mean(axis=0)), ranks - 1), ranks, risk).argmin())
+
+
+def _last_passed(sets: TiedSets, ranks: Ints, risk: float, delta: float) -> int | None:
     # The set of a rank is the smallest whole one that has it; several ranks may share it.
-    candidates = np.unique(np.searchsorted(sets.rows, rank_grid(sets.total, risk, delta)))
+    candidates = np.unique(np.searchsorted(sets.rows, ranks))
     if not len(candidates):
         return None
     passed = risk_bound(sets.errors[candidates], sets.rows[candidates], delta) <= risk
