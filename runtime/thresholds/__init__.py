@@ -22,6 +22,8 @@ from offramp.runtime.thresholds.risk_control import (
     binomial_p_value,
     hoeffding_bentkus_bound,
     hoeffding_bentkus_p_value,
+    plug_in_bound,
+    plug_in_p_value,
     risk_control,
 )
 from offramp.runtime.thresholds.rule import leave_at, reached
@@ -48,6 +50,8 @@ __all__ = [
     "joint_choice",
     "leave_at",
     "pareto",
+    "plug_in_bound",
+    "plug_in_p_value",
     "reached",
     "risk_bound",
     "risk_control",

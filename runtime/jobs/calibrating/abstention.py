@@ -1,12 +1,21 @@
 """A promised risk among the answered rows, kept by abstaining."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from offramp.runtime.arrays import Floats
+from offramp.runtime.arrays import Bools, Floats
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, percent
 from offramp.runtime.thresholds import SelectiveRisk, sgr
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Rows at an operating point: calibrated log-odds, and whether the answer is wrong."""
+
+    log_odds: Floats
+    wrong: Bools
 
 
 @dataclass(frozen=True)
@@ -19,13 +28,16 @@ class Abstention:
     unmet: str | None = None
 
 
-def abstention(log_odds: Floats, wrong: Any, target: AbstainRisk, shared_by: int = 1) -> Abstention:
-    """The abstention threshold by SGR on the certifying rows' calibrated log-odds.
+def abstention(
+    certify: Judged, target: AbstainRisk, propose: Judged | None = None, share: float = 1.0, abstain_all: bool = False
+) -> Abstention:
+    """The abstention threshold by SGR on the certifying rows, begun where the proposing rows say.
 
-    shared_by: among how many rules the same rows have chosen already; each gets its share of delta.
+    share: of delta, where the certifying rows chose the rule among several. A risk that can't be promised leaves
+    abstention off and no promise; abstain_all: every answer is flagged instead, which keeps it in vain.
     """
-    delta = target.delta / max(shared_by, 1)
-    answer = sgr(log_odds, wrong, risk=target.risk, delta=delta)
+    delta = target.delta * share
+    answer = _sgr(certify, propose, target.risk, delta)
     provenance = {
         "method": f"sgr/{answer.method}",
         "risk": target.risk,
@@ -34,22 +46,44 @@ def abstention(log_odds: Floats, wrong: Any, target: AbstainRisk, shared_by: int
         "feasible": answer.feasible,
         "coverage": answer.coverage,
         "bound": answer.bound if answer.feasible else None,
-        "rows": len(log_odds),
+        "rows": len(certify.wrong),
     }
     if answer.feasible:
         return Abstention(answer.threshold, provenance, answer)
+    instead = "every answer is flagged as an abstention" if abstain_all else "nothing is promised and no row abstains"
     unmet = (
-        f"no part of the rows can be promised a risk of at most {percent(target.risk)} from {len(log_odds)} "
-        "certifying rows, so every answer is flagged as an abstention: "
-        f"{_closest_risk(log_odds, wrong, target, delta)}."
+        f"no part of the rows can be promised a risk of at most {percent(target.risk)} from {len(certify.wrong)} "
+        f"certifying rows, so {instead}: {_closest_risk(certify, propose, target.risk, delta)}."
     )
-    return Abstention(answer.threshold, {**provenance, "closest": unmet}, answer, unmet)
+    threshold = math.inf if abstain_all else -math.inf
+    return Abstention(threshold, {**provenance, "closest": unmet}, answer, unmet)
 
 
-def _closest_risk(log_odds: Floats, wrong: Any, target: AbstainRisk, delta: float) -> str:
-    for exact in np.geomspace(target.risk, 0.99, 100)[1:]:
-        risk = float(f"{exact:.3g}")  # what is tried is what is said
-        found = sgr(log_odds, wrong, risk=risk, delta=delta)
-        if found.feasible:
-            return f"{percent(risk)} could be, answering {found.coverage:.1%}"
-    return "no risk below 99% could be"
+def _sgr(certify: Judged, propose: Judged | None, risk: float, delta: float) -> SelectiveRisk:
+    proposing = None if propose is None else (propose.log_odds, propose.wrong)
+    return sgr(certify.log_odds, certify.wrong, risk=risk, delta=delta, proposing=proposing)
+
+
+def _closest_risk(certify: Judged, propose: Judged | None, target: float, delta: float) -> str:
+    """The smallest risk, to three digits, that the same test would have promised."""
+
+    def asked(risk: float) -> SelectiveRisk:
+        return _sgr(certify, propose, float(f"{risk:.3g}"), delta)  # what is tried is what is said
+
+    low, best = target, None
+    for risk in np.geomspace(target, 0.99, 25)[1:]:
+        best = asked(float(risk))
+        if best.feasible:
+            break
+        low = float(risk)
+    if best is None or not best.feasible:
+        return "no risk below 99% could be"
+    while best.target > 1.005 * low and f"{best.target:.2e}" != f"{low:.2e}":
+        middle = asked(math.sqrt(low * best.target))
+        if middle.target in (low, best.target):
+            break
+        if middle.feasible:
+            best = middle
+        else:
+            low = middle.target
+    return f"{percent(best.target)} could be, answering {best.coverage:.1%}"

@@ -11,11 +11,11 @@ MARGIN = 1.645
 class Choice:
     """Thresholds for a target. unmet: what couldn't be kept and the closest that can, in words; None if met.
 
-    tested: how many rules, fixed beforehand, certifying rows chose among; a further promise on the same rows
-    must share its delta out over them.
+    share: where certifying rows chose among rules fixed beforehand, this one's part of the delta of a further
+    promise on the same rows. The parts are fixed beforehand too, and sum to 1 at most.
     """
 
     thresholds: tuple[float, ...]
     provenance: dict[str, Any]
     unmet: str | None = None
-    tested: int = 1
+    share: float = 1.0

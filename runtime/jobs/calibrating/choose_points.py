@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from offramp.runtime.arrays import Bools
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.bundles.time_model import TimeModel
-from offramp.runtime.jobs.calibrating.abstention import abstention
+from offramp.runtime.jobs.calibrating.abstention import Judged, abstention
 from offramp.runtime.jobs.calibrating.choice import Choice
 from offramp.runtime.jobs.calibrating.chooser import Chooser
 from offramp.runtime.jobs.calibrating.selection import Selector, Tried
@@ -25,13 +24,15 @@ class Asked:
     """What operating points are asked for.
 
     targets: exit rules; of one kind several. abstain: the first applies to every point; each further one adds to
-    every point another of its own, "<point>-risk-2%". calibrators: to choose from, as `resolve` gives them.
+    every point another of its own, "<point>-risk-2%". abstain_all_if_infeasible: a point whose risk can't be
+    promised abstains on every row; otherwise it abstains on none and promises nothing. calibrators: to choose from, as `resolve` gives them.
     """
 
     targets: tuple[Target, ...] = DEFAULT
     abstain: tuple[AbstainRisk, ...] = (AbstainRisk(0.05),)
     calibrators: tuple[str, ...] = ("identity",)
     seed: int = 0
+    abstain_all_if_infeasible: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def choose_points(
             calibrators=() if plain else fitted,
             provenance={**choice.provenance, "seed": asked.seed, "calibrators": [one.name for one in fitted]},
         )
-        for key, point, complaint in _abstaining(base, rows.certify, asked.abstain, choice.tested):
+        for key, point, complaint in _abstaining(base, rows, asked, choice.share):
             if complaint:
                 unmet.append(f"{key}: {complaint}")
             points[key] = replace(point, expected=expected(rows.test, point))
@@ -108,15 +109,14 @@ def _with_risk(name: str, asked: AbstainRisk) -> str:
 
 
 def _abstaining(
-    base: OperatingPoint, certify: LabelledRows, asked: Sequence[AbstainRisk], tested: int
+    base: OperatingPoint, rows: SplitRows, asked: Asked, share: float
 ) -> list[tuple[str, OperatingPoint, str | None]]:
-    if not asked:
+    if not asked.abstain:
         return [(base.name, base, None)]
-    outcome = outcome_of(certify, base)
-    wrong: Bools = outcome.label != certify.truth
+    certify, propose = _judged(base, rows.certify), _judged(base, rows.propose)
     made = []
-    for k, one in enumerate(asked):
-        found = abstention(outcome.log_odds, wrong, one, tested)
+    for k, one in enumerate(asked.abstain):
+        found = abstention(certify, one, propose, share, asked.abstain_all_if_infeasible)
         name = base.name if k == 0 else _with_risk(base.name, one)
         point = replace(
             base,
@@ -126,6 +126,11 @@ def _abstaining(
         )
         made.append((name, point, found.unmet))
     return made
+
+
+def _judged(point: OperatingPoint, rows: LabelledRows) -> Judged:
+    outcome = outcome_of(rows, point)
+    return Judged(outcome.log_odds, outcome.label != rows.truth)
 
 
 def _tried(point: str, line: Tried) -> Line:
