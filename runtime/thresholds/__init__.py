@@ -27,7 +27,7 @@ from offramp.runtime.thresholds.risk_control import (
     risk_control,
 )
 from offramp.runtime.thresholds.rule import leave_at, reached
-from offramp.runtime.thresholds.sgr import SelectiveRisk, risk_bound, sgr
+from offramp.runtime.thresholds.sgr import SelectiveRisk, risk_bound, sgr, sgr_of_any
 
 __all__ = [
     "AccuracyTarget",
@@ -56,5 +56,6 @@ __all__ = [
     "risk_bound",
     "risk_control",
     "sgr",
+    "sgr_of_any",
     "thresholds_for_shares",
 ]

@@ -68,7 +68,8 @@ def risk_control(
     "signed" is the drop itself, in [−1, 1], for the betting bounds only: what exits gain counts, too.
     bound: "binomial", exact for integer losses; "hb", Hoeffding–Bentkus; "wsr", betting, run once over all
     rows in a random order; "plug_in", betting with stakes learnt from `proposing`, scores and correctness (J, M) of
-    other rows, and from the rows gone by (see `plug_in_p_value`). method: "ltt" tests at delta (Learn then Test, fixed sequence); "ucb" wants the
+    other rows, and from the rows gone by (see `plug_in_p_value`).
+    method: "ltt" tests at delta (Learn then Test, fixed sequence); "ucb" wants the
     upper bound ≤ epsilon at every step so far, which with these bounds is the same decision from the other
     end. Without rows nothing is feasible.
     """
@@ -121,7 +122,7 @@ def risk_control(
 
 def _losses(right: Array, left: Array, loss: str) -> Floats:
     """(N,) what each row loses to leaving there."""
-    drop = right[-1].astype(np.float64) - right[left, np.arange(right.shape[1])]
+    drop: Floats = right[-1].astype(np.float64) - right[left, np.arange(right.shape[1])]
     return drop if loss == "signed" else np.maximum(drop, 0.0)
 
 
@@ -328,7 +329,7 @@ def plug_in_bound(losses: ArrayLike, delta: float, epsilon: float, known: ArrayL
 def plug_in_stakes(losses: Floats, epsilon: float, known: Floats) -> Floats:
     """(n,) the stake on each row, from `known` and the losses before it."""
     seen = np.stack([losses[:-1] == value for value in (1, 0, -1)])
-    first = np.array([(known == value).sum() for value in (1, 0, -1)]) + [1, 0, 0]
+    first = np.array([(known == 1).sum() + 1, (known == 0).sum(), (known == -1).sum()])
     counts = first[:, None] + np.concatenate([np.zeros((3, 1)), np.cumsum(seen, axis=1)], axis=1)
     return best_stakes(counts, epsilon)
 
