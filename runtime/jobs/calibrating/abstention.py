@@ -5,17 +5,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from offramp.runtime.arrays import Bools, Floats
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, percent
-from offramp.runtime.thresholds import SelectiveRisk, sgr
+from offramp.runtime.thresholds import SelectiveRisk, sgr_of_any
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Rows at an operating point: calibrated log-odds, and whether the answer is wrong."""
+    """Rows at operating points that differ in their rule: (R, N) calibrated log-odds, whether the answer is wrong.
+
+    chosen: the point that is meant; the promise is tested for all (see `sgr_of_any`).
+    """
 
     log_odds: Floats
     wrong: Bools
+    chosen: int = 0
+
+    @classmethod
+    def alone(cls, log_odds: ArrayLike, wrong: ArrayLike) -> "Judged":
+        """Of one point: (N,) each."""
+        return cls(np.atleast_2d(np.asarray(log_odds, np.float64)), np.atleast_2d(np.asarray(wrong, bool)))
+
+    def __len__(self) -> int:
+        return int(self.wrong.shape[1])
 
 
 @dataclass(frozen=True)
@@ -33,7 +46,7 @@ def abstention(
 ) -> Abstention:
     """The abstention threshold by SGR on the certifying rows, begun where the proposing rows say.
 
-    share: of delta, where the certifying rows chose the rule among several. A risk that can't be promised leaves
+    share: of delta, where the certifying rows chose the rule. A risk that can't be promised leaves
     abstention off and no promise; abstain_all: every answer is flagged instead, which keeps it in vain.
     """
     delta = target.delta * share
@@ -43,16 +56,17 @@ def abstention(
         "risk": target.risk,
         "delta": target.delta,
         "level": delta,
+        "tested_for": len(certify.wrong),
         "feasible": answer.feasible,
         "coverage": answer.coverage,
         "bound": answer.bound if answer.feasible else None,
-        "rows": len(certify.wrong),
+        "rows": len(certify),
     }
     if answer.feasible:
         return Abstention(answer.threshold, provenance, answer)
     instead = "every answer is flagged as an abstention" if abstain_all else "nothing is promised and no row abstains"
     unmet = (
-        f"no part of the rows can be promised a risk of at most {percent(target.risk)} from {len(certify.wrong)} "
+        f"no part of the rows can be promised a risk of at most {percent(target.risk)} from {len(certify)} "
         f"certifying rows, so {instead}: {_closest_risk(certify, propose, target.risk, delta)}."
     )
     threshold = math.inf if abstain_all else -math.inf
@@ -61,7 +75,7 @@ def abstention(
 
 def _sgr(certify: Judged, propose: Judged | None, risk: float, delta: float) -> SelectiveRisk:
     proposing = None if propose is None else (propose.log_odds, propose.wrong)
-    return sgr(certify.log_odds, certify.wrong, risk=risk, delta=delta, proposing=proposing)
+    return sgr_of_any(certify.log_odds, certify.wrong, certify.chosen, risk, delta, proposing=proposing)
 
 
 def _closest_risk(certify: Judged, propose: Judged | None, target: float, delta: float) -> str:

@@ -63,7 +63,8 @@ def calibrate(
 ) -> Calibrated:
     """Calibrate a bundle (or, with `out`, logits of no bundle) and put the result in force.
 
-    targets, abstain, abstain_all_if_infeasible: as in `Asked`. calibrators: "auto", "none", or names; `ar_condcal` needs a yes from the audit.
+    targets, abstain, abstain_all_if_infeasible: as in `Asked`. calibrators: "auto", "none", or names; `ar_condcal`
+    needs a yes from the audit.
     times: (J,) milliseconds of leaving at each exit, or a `TimeModel`; measured where `MaxMs` needs them and there
     is a bundle. shifts: name -> records of shifted or out-of-scope data. subgroup: a name and one value a row of the
     records, for tables by group. force: replace a better calibration, too. report: also write report.html and

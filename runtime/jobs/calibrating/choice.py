@@ -11,11 +11,16 @@ MARGIN = 1.645
 class Choice:
     """Thresholds for a target. unmet: what couldn't be kept and the closest that can, in words; None if met.
 
-    share: where certifying rows chose among rules fixed beforehand, this one's part of the delta of a further
-    promise on the same rows. The parts are fixed beforehand too, and sum to 1 at most.
+    share, rivals: where certifying rows chose among rules fixed beforehand, a further promise on the same rows has
+    this part of its delta, and is tested for all `rivals` at once, this rule among them; none where it is tested
+    alone. Who is tested with whom, and the parts, are fixed beforehand; the parts sum to 1 at most.
+    like: the rule that calibrators are fitted for, the same for all rivals but `full`, which has its own; None for
+    this one.
     """
 
     thresholds: tuple[float, ...]
     provenance: dict[str, Any]
     unmet: str | None = None
     share: float = 1.0
+    rivals: tuple[tuple[float, ...], ...] = ()
+    like: tuple[float, ...] | None = None

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.bundles.time_model import TimeModel
 from offramp.runtime.jobs.calibrating.abstention import Judged, abstention
@@ -24,8 +25,9 @@ class Asked:
     """What operating points are asked for.
 
     targets: exit rules; of one kind several. abstain: the first applies to every point; each further one adds to
-    every point another of its own, "<point>-risk-2%". abstain_all_if_infeasible: a point whose risk can't be
-    promised abstains on every row; otherwise it abstains on none and promises nothing. calibrators: to choose from, as `resolve` gives them.
+    every point another of its own, "<point>-risk-2%". calibrators: to choose from, as `resolve` gives them.
+    abstain_all_if_infeasible: a point whose risk can't be promised abstains on every row; otherwise it abstains on
+    none and promises nothing.
     """
 
     targets: tuple[Target, ...] = DEFAULT
@@ -63,7 +65,7 @@ def choose_points(
     tried: list[Line] = []
     unmet: list[str] = []
     for step, (name, choice) in enumerate(choices.items()):
-        fitted, lines = selector.choose(choice.thresholds)
+        fitted, lines = selector.choose(_fitted_like(choice.thresholds, choice))
         tried += [_tried(name, line) for line in lines]
         if choice.unmet:
             unmet.append(f"{name}: {choice.unmet}")
@@ -74,7 +76,7 @@ def choose_points(
             calibrators=() if plain else fitted,
             provenance={**choice.provenance, "seed": asked.seed, "calibrators": [one.name for one in fitted]},
         )
-        for key, point, complaint in _abstaining(base, rows, asked, choice.share):
+        for key, point, complaint in _abstaining(base, rows, asked, choice, selector):
             if complaint:
                 unmet.append(f"{key}: {complaint}")
             points[key] = replace(point, expected=expected(rows.test, point))
@@ -109,14 +111,14 @@ def _with_risk(name: str, asked: AbstainRisk) -> str:
 
 
 def _abstaining(
-    base: OperatingPoint, rows: SplitRows, asked: Asked, share: float
+    base: OperatingPoint, rows: SplitRows, asked: Asked, choice: Choice, selector: Selector
 ) -> list[tuple[str, OperatingPoint, str | None]]:
     if not asked.abstain:
         return [(base.name, base, None)]
-    certify, propose = _judged(base, rows.certify), _judged(base, rows.propose)
+    certify, propose = (_judged(base, choice, selector, part) for part in (rows.certify, rows.propose))
     made = []
     for k, one in enumerate(asked.abstain):
-        found = abstention(certify, one, propose, share, asked.abstain_all_if_infeasible)
+        found = abstention(certify, one, propose, choice.share, asked.abstain_all_if_infeasible)
         name = base.name if k == 0 else _with_risk(base.name, one)
         point = replace(
             base,
@@ -128,9 +130,23 @@ def _abstaining(
     return made
 
 
-def _judged(point: OperatingPoint, rows: LabelledRows) -> Judged:
-    outcome = outcome_of(rows, point)
-    return Judged(outcome.log_odds, outcome.label != rows.truth)
+def _fitted_like(rule: tuple[float, ...], choice: Choice) -> tuple[float, ...]:
+    """The rule whose calibrators a rule has."""
+    return rule if choice.like is None or rule == full(len(rule)).thresholds else choice.like
+
+
+def _judged(point: OperatingPoint, choice: Choice, selector: Selector, rows: LabelledRows) -> Judged:
+    """The rows at the point, and with the rules that it is tested together with, each with its calibrators."""
+    rules = choice.rivals or (point.thresholds,)
+    outcomes = []
+    for rule in rules:
+        fitted, _ = selector.choose(_fitted_like(rule, choice))
+        outcomes.append(outcome_of(rows, replace(point, thresholds=rule, calibrators=fitted)))
+    return Judged(
+        np.stack([one.log_odds for one in outcomes]),
+        np.stack([one.label != rows.truth for one in outcomes]),
+        rules.index(point.thresholds),
+    )
 
 
 def _tried(point: str, line: Tried) -> Line:

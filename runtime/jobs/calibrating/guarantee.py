@@ -19,6 +19,7 @@ from offramp.runtime.thresholds.risk_control import STAKES, best_stakes
 CANDIDATES = 24
 _LENGTHS = (6, 12, CANDIDATES)
 _RESAMPLES = 200
+_LIKELY = 0.95
 # Rules this many standard errors beyond what is allowed are tested in vain.
 _HOPELESS = -2.0
 
@@ -47,6 +48,22 @@ class Plan:
     cost: float
     shares: tuple[float, ...]
 
+    @property
+    def likely(self) -> tuple[int, int]:
+        """First and one past the last of the rules that are nearly always the answer, if any is.
+
+        A further promise on the same rows is tested for all of them and `full` at once, which neighbours cost each
+        other less than sharing delta out would; each other rule has its own share.
+        """
+        share = np.array(self.shares[:-1])
+        first, last = 0, len(share)
+        while last - first > 1:
+            ends = share[first], share[last - 1]
+            if share[first:last].sum() - min(ends) < _LIKELY * share.sum():
+                break
+            first, last = (first + 1, last) if ends[0] < ends[1] else (first, last - 1)
+        return first, last
+
 
 def guarantee(
     rules: Sequence[Rule],
@@ -72,15 +89,20 @@ def guarantee(
         "flops_fraction": answer.cost,
         "feasible": answer.feasible,
     }
-    share = plan.shares[answer.index]
+    first, last = plan.likely
+    share = min(sum(plan.shares[first:last]) + plan.shares[-1], 1.0)
+    rivals = (rules[0].thresholds, *(rule.thresholds for rule in plan.rules[first:last]))
+    like = rivals[1 + int(np.argmax(plan.shares[first:last]))] if first < last else None
     if answer.feasible:
         provenance["family"] = plan.rules[answer.index].family
-        return Choice(answer.thresholds, provenance, share=share)
+        if first <= answer.index < last:
+            return Choice(answer.thresholds, provenance, share=share, rivals=rivals, like=like)
+        return Choice(answer.thresholds, provenance, share=plan.shares[answer.index])
     unmet = (
         f"a drop of at most {percent(target.epsilon)} can't be promised at delta {percent(target.delta)} from "
         f"{len(certify)} certifying rows, so every row runs the full model: {_least(rules, certify, target, propose)}."
     )
-    return Choice(rules[0].thresholds, provenance, unmet, share=share)
+    return Choice(rules[0].thresholds, provenance, unmet, share=share, rivals=rivals, like=like)
 
 
 def planned(rules: Sequence[Rule], rows: int, target: Guarantee, propose: LabelledRows | None) -> Plan:
@@ -137,7 +159,8 @@ def _thinned(line: list[Rule], most: int) -> list[Rule]:
 
 def _signed(rule: Rule, rows: LabelledRows) -> Array:
     left = leave_at(rows.score, rule.thresholds)
-    return rows.correct[-1].astype(np.float64) - rows.correct[left, np.arange(len(rows))]
+    drop: Array = rows.correct[-1].astype(np.float64) - rows.correct[left, np.arange(len(rows))]
+    return drop
 
 
 def _resampled(proposing: int, rows: int) -> Floats:
