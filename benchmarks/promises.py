@@ -16,8 +16,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from harness import save, table
 from offramp.runtime import scores
-from offramp.runtime.jobs.calibrating.abstention import Judged
 from offramp.runtime.jobs.calibrating.choice import MARGIN
 from offramp.runtime.jobs.calibrating.choose_points import Asked, choose_points
 from offramp.runtime.jobs.calibrating.guarantee import planned, tested
@@ -26,8 +26,6 @@ from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Guarantee
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows, Picked, outcome_of
 from offramp.runtime.jobs.data.splits import split_labelled
 from offramp.runtime.thresholds import risk_control, sgr
-
-from harness import save, table
 
 DELTA, RISK = 0.05, 0.05
 CERTIFYING = (200, 825, 2750)
@@ -46,18 +44,19 @@ POPULATIONS: dict[str, tuple[Chance, int]] = {
     "ties": (lambda u: 0.5 * (1 - u) ** 3, 12),
     "rare errors": (lambda u: 0.05 * (1 - u) ** 4, 0),
     "1% label noise": (lambda u: 0.01 + 0.99 * 0.16 * (1 - u) ** 4, 0),
-    "inverted ranking": (lambda u: 0.15 * u**2, 0),
+    "inverted ranking": (lambda u: 0.1 * u**2, 0),
     "risk at the target": (lambda u: np.full_like(u, RISK + 0.002), 0),
     "all right": (lambda u: np.zeros_like(u), 0),
     "all wrong": (lambda u: np.ones_like(u), 0),
 }
 
 
-def drawn(rng: np.random.Generator, population: tuple[Chance, int], rows: int) -> Judged:
+def drawn(rng: np.random.Generator, population: tuple[Chance, int], rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scores and errors."""
     chance, levels = population
     u = rng.random(rows)
     wrong = rng.random(rows) < chance(u)
-    return Judged(np.ceil(u * levels) / levels if levels else u, wrong)
+    return np.ceil(u * levels) / levels if levels else u, wrong
 
 
 def true_risks(population: tuple[Chance, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -77,11 +76,11 @@ def abstention_cell(name: str, certifying: int, draws: int) -> dict:
     broken, answered, alone = [], [], []
     for _ in range(draws):
         proposing, certify = (drawn(rng, population, n) for n in (round(certifying * 45 / 27.5), certifying))
-        found = sgr(certify.log_odds, certify.wrong, RISK, DELTA, proposing=(proposing.log_odds, proposing.wrong))
+        found = sgr(*certify, RISK, DELTA, proposing=proposing)
         kept = int((score >= found.threshold).sum()) if found.feasible else 0
         broken.append(bool(kept and risk[kept - 1] > RISK + 1e-12))
         answered.append(kept / MANY)
-        alone.append(sgr(certify.log_odds, certify.wrong, RISK, DELTA).coverage)
+        alone.append(sgr(*certify, RISK, DELTA).coverage)
     return {
         "population": name,
         "certifying": certifying,
@@ -224,7 +223,7 @@ def _true(bars: tuple[float, ...], fresh: LabelledRows, cost: np.ndarray, epsilo
 # ---------------------------------------------------------------- real rows
 
 
-def clinc(path: Path, rows: int, resplits: int) -> dict:
+def clinc(path: Path, rows: int, resplits: int, calibrators: tuple[str, ...]) -> dict:
     """MiniLM on CLINC150, risk 2%: share of fresh rows answered at `full` and at a 1% guarantee, over resplits."""
     arrays = np.load(path)
     logits = np.concatenate([arrays["val_logits"], arrays["test_logits"]], axis=1)
@@ -234,7 +233,7 @@ def clinc(path: Path, rows: int, resplits: int) -> dict:
     for seed in range(resplits):
         order = np.random.default_rng(seed).permutation(len(truth))
         here, fresh = (_real(logits, truth, part) for part in (order[:rows], order[rows:]))
-        asked = Asked((Guarantee(0.01, DELTA),), (AbstainRisk(0.02, DELTA),), ("identity",), seed)
+        asked = Asked((Guarantee(0.01, DELTA),), (AbstainRisk(0.02, DELTA),), calibrators, seed)
         for name, point in choose_points(split_labelled(here, seed), asked).points.items():
             outcome = outcome_of(fresh, point)
             feasible = point.provenance["abstention"]["feasible"]
@@ -303,7 +302,7 @@ def guaranteeing(args: argparse.Namespace) -> list[dict]:
 def resplitting(args: argparse.Namespace) -> dict:
     if args.records is None:
         raise SystemExit("--records: give clinc150_records.npz.")
-    found = clinc(args.records, 3000, args.resplits)
+    found = clinc(args.records, 3000, args.resplits, tuple(args.calibrators))
     print("\n".join(f"{key}: {value:.4g}" for key, value in found.items()))
     return found
 
@@ -318,6 +317,7 @@ def main() -> None:
     parser.add_argument("--certifying", type=int, nargs="+", default=CERTIFYING, metavar="ROWS")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--records", type=Path, help="clinc150_records.npz, for the part clinc150")
+    parser.add_argument("--calibrators", nargs="+", default=["identity"], help="of --records")
     parser.add_argument("--resplits", type=int, default=40, help="of --records")
     args = parser.parse_args()
     allowed = DELTA + 3 * math.sqrt(DELTA * (1 - DELTA) / args.draws)
