@@ -30,7 +30,8 @@ REFUSED = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "Exit codes: 0 done, 2 bad input, 3 refused because the calibration in force is significantly better. "
+        "Exit codes: 0 done, 2 bad input, 3 refused because the calibration in force is significantly better, or done "
+        "but for an --abstain-risk that can't be promised. "
         "[NAME=] names the operating point; without it the target does."
     )
     parser.add_argument("bundle", type=Path, nargs="?", help="bundle to calibrate; leave it out with --out")
@@ -56,6 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RISK",
         help="promised error among answered rows of every point, or none (default: 5%%); a further one adds "
         "points of its own",
+    )
+    wanted.add_argument(
+        "--abstain-all-if-infeasible",
+        action="store_true",
+        help="where a risk can't be promised abstain on every row, instead of on none without a promise",
     )
     wanted.add_argument("--delta", type=below_one, default=0.05, help="chance that a promise fails (default: 5%%)")
     parser.add_argument(
@@ -146,6 +152,7 @@ def run(args: argparse.Namespace) -> int:
                 opened,
                 targets=targets,
                 abstain=abstain,
+                abstain_all_if_infeasible=args.abstain_all_if_infeasible,
                 calibrators=args.calibrator,
                 seed=args.seed,
                 times=times,
@@ -170,6 +177,9 @@ def run(args: argparse.Namespace) -> int:
     _write_report(args.report, result)
     _show(result, assumed)
     _say(result, assumed)
+    broken = _unpromised(args, result.calibration.points)
+    if broken:
+        print(f"offramp: --abstain-risk isn't promised at {', '.join(broken)}: exit code {REFUSED}.", file=sys.stderr)
     for sentence in result.refused:
         if args.force:
             print(f"warning: worse than the one in force: {sentence}.", file=sys.stderr)
@@ -177,10 +187,17 @@ def run(args: argparse.Namespace) -> int:
             print(f"would be refused: {sentence}.")
     if args.dry_run:
         print("dry run: nothing was put in force")
-        return REFUSED if result.refused and not args.force else 0
+        return REFUSED if (result.refused and not args.force) or broken else 0
     print(f"wrote {args.out if bundle is None else bundle}/calibration.json, version {result.calibration.version}")
     print(f"report: {result.written}/report.html")
-    return 0
+    return REFUSED if broken else 0
+
+
+def _unpromised(args: argparse.Namespace, points: Mapping[str, OperatingPoint]) -> list[str]:
+    """Points without the risk that was asked for. The default one wasn't, and who abstains on all wants it so."""
+    if args.abstain_risk is None or args.abstain_all_if_infeasible:
+        return []
+    return [name for name, point in points.items() if not point.provenance.get("abstention", {}).get("feasible", True)]
 
 
 def _opened(args: argparse.Namespace) -> tuple[Path | None, OpenedRecords]:

@@ -29,10 +29,12 @@ from offramp.runtime.thresholds.risk_control import (
     binomial_p_value,
     hoeffding_bentkus_bound,
     hoeffding_bentkus_p_value,
+    plug_in_bound,
+    plug_in_p_value,
     risk_control,
 )
 from offramp.runtime.thresholds.rule import leave_at, reached
-from offramp.runtime.thresholds.sgr import SelectiveRisk, risk_bound, sgr
+from offramp.runtime.thresholds.sgr import SelectiveRisk, risk_bound, sgr, sgr_of_any
 
 __all__ = [
     "MOST_EXITS_FOR_ALL_SETS",
@@ -60,9 +62,12 @@ __all__ = [
     "joint_choice",
     "leave_at",
     "pareto",
+    "plug_in_bound",
+    "plug_in_p_value",
     "reached",
     "risk_bound",
     "risk_control",
     "sgr",
+    "sgr_of_any",
     "thresholds_for_shares",
 ]

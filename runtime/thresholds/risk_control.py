@@ -19,7 +19,7 @@ from offramp.runtime.thresholds.sgr import risk_bound
 
 INF = float("inf")
 
-Bound = Literal["binomial", "hb", "wsr"]
+Bound = Literal["binomial", "hb", "wsr", "plug_in"]
 Loss = Literal["lost", "signed"]
 Method = Literal["ltt", "ucb"]
 
@@ -58,15 +58,18 @@ def risk_control(
     bound: Bound = "binomial",
     loss: Loss = "lost",
     seed: int = 0,
+    proposing: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> RiskControl:
     """Go along `sequence` while each passes, and answer the last that did.
 
     scores, correct: (J, N), none of which took part in making the sequence (e.g. the frontier of
     `accuracy_target` on other rows, from costliest to cheapest). flops: (J,) or (J, N), cumulative.
     loss: "lost" is 1 where the full model is right and the cascade wrong, whose mean bounds the drop;
-    "signed" is the drop itself, in [−1, 1], for the betting bound only.
+    "signed" is the drop itself, in [−1, 1], for the betting bounds only: what exits gain counts, too.
     bound: "binomial", exact for integer losses; "hb", Hoeffding–Bentkus; "wsr", betting, run once over all
-    rows in a random order. method: "ltt" tests at delta (Learn then Test, fixed sequence); "ucb" wants the
+    rows in a random order; "plug_in", betting with stakes learnt from `proposing`, scores and correctness (J, M) of
+    other rows, and from the rows gone by (see `plug_in_p_value`).
+    method: "ltt" tests at delta (Learn then Test, fixed sequence); "ucb" wants the
     upper bound ≤ epsilon at every step so far, which with these bounds is the same decision from the other
     end. Without rows nothing is feasible.
     """
@@ -79,9 +82,15 @@ def risk_control(
     if method not in ("ltt", "ucb"):
         raise InputError(f'method: expected "ltt" or "ucb", got {method!r}.')
     p_value, upper = _test(bound, loss)
+    known_score, known_right = s[:, :0], right[:, :0]
+    if proposing is not None:
+        known_score, known_right = (np.asarray(given) for given in proposing)
+        if known_score.shape != known_right.shape or known_score.shape[:1] != s.shape[:1]:
+            raise InputError(f"proposing: expected scores and correct of one shape, {len(s)} exits each.")
     exits, rows = s.shape
     order = np.random.default_rng(seed).permutation(rows)
     every = np.arange(rows)
+    known: Array = np.zeros(0)
     full_mean = float(cost[-1].mean()) if rows else 1.0
     kept: Array | None = None
     answer = RiskControl((*(INF,) * (exits - 1), -INF), False, -1, 1.0, 0.0, 1.0, 1.0, epsilon, delta, 0)
@@ -91,14 +100,14 @@ def risk_control(
         if not rows:
             break
         left = leave_at(s, np.asarray(bars, np.float64))
-        drop = right[-1].astype(np.float64) - right[left, every]
-        values = (drop if loss == "signed" else np.maximum(drop, 0.0))[order]
+        values = _losses(right, left, loss)[order]
+        others = _losses(known_right, leave_at(known_score, np.asarray(bars, np.float64)), loss)
         # The bound is ≤ ε exactly where the test at ε rejects, so both methods ask the cheap question.
-        p = p_value(values, epsilon)
+        p = p_value(values, others, epsilon)
         answer = replace(answer, tested=index + 1)
         if p > delta:
             break
-        kept = values
+        kept, known = values, others
         answer = replace(
             answer,
             thresholds=(*(float(bar) for bar in bars[:-1]), -INF),
@@ -108,26 +117,46 @@ def risk_control(
             loss=float(values.mean()),
             p_value=p,
         )
-    return answer if kept is None else replace(answer, bound=upper(kept, delta))
+    return answer if kept is None else replace(answer, bound=upper(kept, known, epsilon, delta))
 
 
-def _test(bound: str, loss: str) -> tuple[Callable[[Array, float], float], Callable[[Array, float], float]]:
-    """p-value of mean ≥ ε, and upper bound at δ, for losses in [0, 1] or signed ones."""
+def _losses(right: Array, left: Array, loss: str) -> Floats:
+    """(N,) what each row loses to leaving there."""
+    drop: Floats = right[-1].astype(np.float64) - right[left, np.arange(right.shape[1])]
+    return drop if loss == "signed" else np.maximum(drop, 0.0)
+
+
+# p-value of mean ≥ ε of losses, given other rows' losses and ε; upper bound, given the same and δ.
+PValue = Callable[[Array, Array, float], float]
+UpperBound = Callable[[Array, Array, float, float], float]
+
+
+def _test(bound: str, loss: str) -> tuple[PValue, UpperBound]:
     if loss not in ("lost", "signed"):
         raise InputError(f'loss: expected "lost" or "signed", got {loss!r}.')
+    if bound == "plug_in":
+        return (
+            lambda values, known, epsilon: plug_in_p_value(values, epsilon, known),
+            lambda values, known, epsilon, delta: plug_in_bound(values, delta, epsilon, known),
+        )
     if loss == "signed" and bound != "wsr":
-        raise InputError('loss: "signed" is bounded by betting only; pass bound="wsr".')
-    if bound == "binomial":
-        return binomial_p_value, binomial_bound
-    if bound == "hb":
-        return hoeffding_bentkus_p_value, hoeffding_bentkus_bound
-    if bound != "wsr":
-        raise InputError(f'bound: expected "binomial", "hb" or "wsr", got {bound!r}.')
-    if loss == "lost":
-        return betting_p_value, betting_bound
+        raise InputError('loss: "signed" is bounded by betting only; pass bound="wsr" or "plug_in".')
+    if loss == "signed":
+        return (
+            lambda values, known, epsilon: betting_p_value((values + 1) / 2, (epsilon + 1) / 2),
+            lambda values, known, epsilon, delta: 2 * betting_bound((values + 1) / 2, delta) - 1,
+        )
+    tests = {
+        "binomial": (binomial_p_value, binomial_bound),
+        "hb": (hoeffding_bentkus_p_value, hoeffding_bentkus_bound),
+        "wsr": (betting_p_value, betting_bound),
+    }
+    if bound not in tests:
+        raise InputError(f'bound: expected "binomial", "hb", "wsr" or "plug_in", got {bound!r}.')
+    p_value, upper = tests[bound]
     return (
-        lambda values, epsilon: betting_p_value((values + 1) / 2, (epsilon + 1) / 2),
-        lambda values, delta: 2 * betting_bound((values + 1) / 2, delta) - 1,
+        lambda values, known, epsilon: p_value(values, epsilon),
+        lambda values, known, epsilon, delta: upper(values, delta),
     )
 
 
@@ -257,3 +286,77 @@ def betting_bound(losses: ArrayLike, delta: float) -> float:
     """The smallest ε whose game is won at δ; 1 without rows. Capital grows with ε, so bisection finds it."""
     values, delta = _bounded(losses), arrays.fraction(delta, "delta")
     return _invert(lambda epsilon: _betting(values, epsilon), 0.0, delta)
+
+
+# ---------------------------------------------------------------- betting with stakes learnt elsewhere
+
+# Of the largest stake that can't go broke: one loss then still leaves something.
+_MOST_STAKED = 0.99
+
+
+def plug_in_p_value(losses: ArrayLike, epsilon: float, known: ArrayLike = ()) -> float:
+    """p-value of "the mean loss is at least ε" for losses −1, 0 or 1, from a bet against it with learnt stakes.
+
+    Wealth begins at 1 and becomes W_i = W_{i−1} · (1 + λ_i(ε − loss_i)). λ_i maximises the mean log growth over
+    `known`, the losses of rows that aren't tested, the losses before i, and one more loss of 1; it lies in
+    [0, 0.99/(1 − ε)], so that every factor is above 0. p = 1 / max_i W_i, at most 1; 1 without rows.
+
+    Why it holds: λ_i ≥ 0 depends on what came before row i only. Where E[loss_i | past] ≥ ε, therefore
+    E[W_i | past] = W_{i−1}(1 + λ_i(ε − E[loss_i | past])) ≤ W_{i−1}: W is a nonnegative supermartingale that begins at
+    1, and by Ville P(max_i W_i ≥ 1/δ) ≤ δ. Wrong stakes cost power, never the promise. Rows that a rule gains
+    (loss −1) multiply wealth by 1 + λ(1 + ε), which a test on lost rows alone doesn't see. The order of the rows
+    mustn't depend on their losses.
+    Source: Waudby-Smith & Ramdas 2024, sections 4 and B (predictable plug-in, growth-optimal stakes).
+    """
+    values, before = _whole_losses(losses, "losses"), _whole_losses(known, "known")
+    epsilon = arrays.fraction(epsilon, "epsilon")
+    return _ruin(values, plug_in_stakes(values, epsilon, before), epsilon) if len(values) else 1.0
+
+
+def plug_in_bound(losses: ArrayLike, delta: float, epsilon: float, known: ArrayLike = ()) -> float:
+    """The smallest mean that the bet of `plug_in_p_value` at `epsilon` refutes at δ; 1 without rows or such a mean.
+
+    The stakes stay those for epsilon, so wealth grows with the mean betted against, and all larger ones are refuted.
+    """
+    values, before = _whole_losses(losses, "losses"), _whole_losses(known, "known")
+    epsilon, delta = arrays.fraction(epsilon, "epsilon"), arrays.fraction(delta, "delta")
+    if not len(values):
+        return 1.0
+    stakes = plug_in_stakes(values, epsilon, before)
+    return _invert(lambda mean: _ruin(values, stakes, mean), -1.0, delta)
+
+
+def plug_in_stakes(losses: Floats, epsilon: float, known: Floats) -> Floats:
+    """(n,) the stake on each row, from `known` and the losses before it."""
+    seen = np.stack([losses[:-1] == value for value in (1, 0, -1)])
+    first = np.array([(known == 1).sum() + 1, (known == 0).sum(), (known == -1).sum()])
+    counts = first[:, None] + np.concatenate([np.zeros((3, 1)), np.cumsum(seen, axis=1)], axis=1)
+    return best_stakes(counts, epsilon)
+
+
+def best_stakes(counts: ArrayLike, epsilon: float) -> Floats:
+    """The λ in [0, 0.99/(1 − ε)] of the largest log growth, from (3, …) counts of the losses 1, 0 and −1."""
+    often = np.asarray(counts, np.float64)
+    wins = np.array([epsilon - 1, epsilon, epsilon + 1]).reshape(3, *(1,) * (often.ndim - 1))
+    low, high = np.zeros(often.shape[1:]), np.full(often.shape[1:], _MOST_STAKED / (1 - epsilon))
+    for _ in range(30):  # growth is concave
+        middle = (low + high) / 2
+        rises = (often * wins / (1 + middle * wins)).sum(axis=0) > 0
+        low, high = np.where(rises, middle, low), np.where(rises, high, middle)
+    return low
+
+
+def _ruin(losses: Floats, stakes: Floats, mean: float) -> float:
+    """1 / the most ever held; 1 where the first bet already loses."""
+    factors = 1 + stakes * (mean - losses)
+    with np.errstate(divide="ignore"):
+        wealth = np.cumsum(np.log(np.maximum(factors, 0.0)))
+    return float(min(1.0, np.exp(-wealth.max())))
+
+
+def _whole_losses(losses: ArrayLike, name: str) -> Floats:
+    values = arrays.vector(losses, name)
+    other = ~np.isin(values, (-1.0, 0.0, 1.0))
+    if other.any():
+        raise InputError(f"{name}: expected -1, 0 or 1, not so in {arrays.describe_rows(np.flatnonzero(other))}.")
+    return values

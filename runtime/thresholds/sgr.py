@@ -1,6 +1,7 @@
 """Selection with guaranteed risk: abstain so that the answered rows' error stays below a promise."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import ceil, log2
 from typing import Literal
 
@@ -73,6 +74,8 @@ def sgr(
     risk: float = 0.05,
     delta: float = 0.05,
     method: Literal["fixed_sequence", "binary"] = "fixed_sequence",
+    *,
+    proposing: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> SelectiveRisk:
     """The lowest score at which the selective risk is ≤ `risk` with probability ≥ 1 − `delta`.
 
@@ -81,17 +84,56 @@ def sgr(
     "fixed_sequence": ranks fixed in advance, from the smallest set that could pass without an error to all
     rows, each tested at the full delta, until the first failure. "binary": ⌈log₂ N⌉ halvings at delta/⌈log₂
     N⌉ each, as published. Only a set that passed is returned; N = 0 is infeasible.
+    proposing: score and error of other rows, for "fixed_sequence". They say at which of the ranks to begin (see
+    `best_start`), so that an error among the surest rows ends nothing; the promise needs them to be other rows
+    than those given. The threshold is then between two scores, or below all.
     Source: Geifman & El-Yaniv 2017; fixed-sequence testing: Angelopoulos et al. 2021.
     """
     risk = arrays.fraction(risk, "risk")
     delta = arrays.fraction(delta, "delta")
-    sets = TiedSets.of(score, error)
     if method == "fixed_sequence":
-        chosen, level = _fixed_sequence(sets, risk, delta), delta
-    elif method == "binary":
-        chosen, level = _binary(sets, risk, delta)
-    else:
+        known = [] if proposing is None else [TiedSets.of(*proposing)]
+        return _fixed_sequence([TiedSets.of(score, error)], 0, known, risk, delta)
+    if method != "binary":
         raise InputError(f'method: expected "fixed_sequence" or "binary", got {method!r}.')
+    if proposing is not None:
+        raise InputError('proposing: only "fixed_sequence" begins where other rows say.')
+    sets = TiedSets.of(score, error)
+    chosen, level = _binary(sets, risk, delta)
+    return _answer(sets, chosen, risk, delta, level, method)
+
+
+def sgr_of_any(
+    scores: ArrayLike,
+    errors: ArrayLike,
+    chosen: int,
+    risk: float = 0.05,
+    delta: float = 0.05,
+    *,
+    proposing: tuple[ArrayLike, ArrayLike] | None = None,
+) -> SelectiveRisk:
+    """`sgr` of one of several rules, which the same rows may have chosen: the promise holds for whichever it is.
+
+    scores, errors: (R, N), the rules' scores and errors on the rows, the rules fixed beforehand. chosen: whose
+    threshold is wanted. proposing: the same of other rows. A rank passes where the sets of *all* rules pass at the full
+    delta, so "the risk of one of them is above `risk`" is rejected (intersection–union test, Berger 1982): nothing is
+    shared out, and rules that differ in few rows cost each other little.
+    """
+    risk, delta = arrays.fraction(risk, "risk"), arrays.fraction(delta, "delta")
+    every = _several(scores, errors)
+    if not 0 <= chosen < len(every):
+        raise InputError(f"chosen: expected the place of one of {len(every)} rules, got {chosen!r}.")
+    return _fixed_sequence(every, chosen, [] if proposing is None else _several(*proposing), risk, delta)
+
+
+def _several(scores: ArrayLike, errors: ArrayLike) -> list[TiedSets]:
+    s, e = np.asarray(scores), np.asarray(errors)
+    if s.ndim != 2 or s.shape != e.shape:
+        raise InputError(f"scores, errors: expected one shape (rules, rows), got {s.shape} and {e.shape}.")
+    return [TiedSets.of(one, wrong) for one, wrong in zip(s, e, strict=True)]
+
+
+def _answer(sets: TiedSets, chosen: int | None, risk: float, delta: float, level: float, method: str) -> SelectiveRisk:
     if chosen is None:
         nan = float("nan")
         return SelectiveRisk(float("inf"), 0.0, nan, nan, False, risk, delta, level, method)
@@ -129,15 +171,72 @@ def rank_grid(total: int, risk: float, delta: float) -> Ints:
     return np.unique(np.append(high, rest))
 
 
-def _fixed_sequence(sets: TiedSets, risk: float, delta: float) -> int | None:
-    # The set of a rank is the smallest whole one that has it; several ranks may share it.
-    candidates = np.unique(np.searchsorted(sets.rows, rank_grid(sets.total, risk, delta)))
-    if not len(candidates):
-        return None
-    passed = risk_bound(sets.errors[candidates], sets.rows[candidates], delta) <= risk
-    failures = np.flatnonzero(~passed)
-    count = int(failures[0]) if len(failures) else len(candidates)
-    return int(candidates[count - 1]) if count else None
+# Every score that isn't −inf reaches it; a NaN doesn't, which would reach −inf.
+ANY_SCORE = float(np.finfo(np.float32).min)
+_RESAMPLES = 200
+
+
+def _between(scores: Floats) -> Floats:
+    """A threshold for the set down to each of these falling scores: halfway to the next, where float noise doesn't
+    reach, and below every score for the set of all."""
+    if not len(scores):
+        return scores
+    with np.errstate(invalid="ignore"):
+        middle = scores[:-1] / 2 + scores[1:] / 2
+    between = np.isfinite(middle) & (middle > scores[1:]) & (middle <= scores[:-1])
+    return np.append(np.where(between, middle, scores[:-1]), min(scores[-1], ANY_SCORE))
+
+
+def best_start(ranks: Ints, known: Sequence[TiedSets], risk: float, delta: float) -> int:
+    """Where among `ranks` of other rows, the last of which is all of them, the walk should begin.
+
+    known: sets of rows that only propose, of one rule or of several that must all pass. From the start that is
+    answered most on average over resamples of them as many as the others are; where none ever passes, the one with
+    the smallest p-value. With many rows that is where the p-value is smallest. A resample draws the errors'
+    distribution, too (Beta), with one more error than seen: a stretch without one among few rows is no stretch
+    that never errs. The same rows give the same start.
+    """
+    from scipy.special import bdtr
+
+    total = known[0].total
+    if not total or not len(ranks):
+        return 0
+    # Most errors of a rule up to each rank, were these rows as many as the others; a set of ties errs evenly.
+    here = np.append(0, ranks) * (total / int(ranks[-1]))
+    most = np.max([np.interp(here, np.append(0, s.rows), np.append(0, s.errors)) for s in known], axis=0)
+    inside, errors = np.diff(here), np.diff(most)
+    rng = np.random.default_rng(0)
+    shape = (_RESAMPLES, len(ranks))
+    wrong = rng.standard_gamma(errors + inside / total, shape)
+    rate = wrong / (wrong + rng.standard_gamma(np.maximum(inside - errors, 1e-9), shape))
+    k = np.cumsum(rng.binomial(np.diff(ranks, prepend=0), np.nan_to_num(rate)), axis=1)
+    passed = (k < ranks) & (bdtr(k, ranks, risk) <= delta)
+    # From a rank that passes the walk ends before the next that doesn't.
+    failing = np.where(passed, len(ranks), np.arange(len(ranks)))
+    end = np.minimum.accumulate(failing[:, ::-1], axis=1)[:, ::-1] - 1
+    answered = np.where(passed, ranks[np.maximum(end, 0)], 0).mean(axis=0)
+    if answered.any():
+        return int(answered.argmax())
+    return int(bdtr(np.minimum(np.floor(k.mean(axis=0)), ranks - 1), ranks, risk).argmin())
+
+
+def _fixed_sequence(
+    every: Sequence[TiedSets], chosen: int, known: Sequence[TiedSets], risk: float, delta: float
+) -> SelectiveRisk:
+    sets = every[chosen]
+    ranks = rank_grid(sets.total, risk, delta)
+    if known:
+        ranks = ranks[best_start(ranks, known, risk, delta) :]
+    passed = np.ones(len(ranks), bool)
+    for one in every:
+        # The set of a rank is the smallest whole one that has it; several ranks may share it.
+        at = np.searchsorted(one.rows, ranks)
+        passed &= risk_bound(one.errors[at], one.rows[at], delta) <= risk
+    count = int(np.logical_and.accumulate(passed).sum())
+    last = int(np.searchsorted(sets.rows, ranks[count - 1])) if count else None
+    if known:
+        sets = replace(sets, thresholds=_between(sets.thresholds))
+    return _answer(sets, last, risk, delta, delta, "fixed_sequence")
 
 
 def _binary(sets: TiedSets, risk: float, delta: float) -> tuple[int | None, float]:

@@ -1,12 +1,34 @@
 """A promised risk among the answered rows, kept by abstaining."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from offramp.runtime.arrays import Floats
+from numpy.typing import ArrayLike
+from offramp.runtime.arrays import Bools, Floats
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, percent
-from offramp.runtime.thresholds import SelectiveRisk, sgr
+from offramp.runtime.thresholds import SelectiveRisk, sgr_of_any
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Rows at operating points that differ in their rule: (R, N) calibrated log-odds, whether the answer is wrong.
+
+    chosen: the point that is meant; the promise is tested for all (see `sgr_of_any`).
+    """
+
+    log_odds: Floats
+    wrong: Bools
+    chosen: int = 0
+
+    @classmethod
+    def alone(cls, log_odds: ArrayLike, wrong: ArrayLike) -> "Judged":
+        """Of one point: (N,) each."""
+        return cls(np.atleast_2d(np.asarray(log_odds, np.float64)), np.atleast_2d(np.asarray(wrong, bool)))
+
+    def __len__(self) -> int:
+        return int(self.wrong.shape[1])
 
 
 @dataclass(frozen=True)
@@ -19,37 +41,63 @@ class Abstention:
     unmet: str | None = None
 
 
-def abstention(log_odds: Floats, wrong: Any, target: AbstainRisk, shared_by: int = 1) -> Abstention:
-    """The abstention threshold by SGR on the certifying rows' calibrated log-odds.
+def abstention(
+    certify: Judged, target: AbstainRisk, propose: Judged | None = None, share: float = 1.0, abstain_all: bool = False
+) -> Abstention:
+    """The abstention threshold by SGR on the certifying rows, begun where the proposing rows say.
 
-    shared_by: among how many rules the same rows have chosen already; each gets its share of delta.
+    share: of delta, where the certifying rows chose the rule. A risk that can't be promised leaves
+    abstention off and no promise; abstain_all: every answer is flagged instead, which keeps it in vain.
     """
-    delta = target.delta / max(shared_by, 1)
-    answer = sgr(log_odds, wrong, risk=target.risk, delta=delta)
+    delta = target.delta * share
+    answer = _sgr(certify, propose, target.risk, delta)
     provenance = {
         "method": f"sgr/{answer.method}",
         "risk": target.risk,
         "delta": target.delta,
         "level": delta,
+        "tested_for": len(certify.wrong),
         "feasible": answer.feasible,
         "coverage": answer.coverage,
         "bound": answer.bound if answer.feasible else None,
-        "rows": len(log_odds),
+        "rows": len(certify),
     }
     if answer.feasible:
         return Abstention(answer.threshold, provenance, answer)
+    instead = "every answer is flagged as an abstention" if abstain_all else "nothing is promised and no row abstains"
     unmet = (
-        f"no part of the rows can be promised a risk of at most {percent(target.risk)} from {len(log_odds)} "
-        "certifying rows, so every answer is flagged as an abstention: "
-        f"{_closest_risk(log_odds, wrong, target, delta)}."
+        f"no part of the rows can be promised a risk of at most {percent(target.risk)} from {len(certify)} "
+        f"certifying rows, so {instead}: {_closest_risk(certify, propose, target.risk, delta)}."
     )
-    return Abstention(answer.threshold, {**provenance, "closest": unmet}, answer, unmet)
+    threshold = math.inf if abstain_all else -math.inf
+    return Abstention(threshold, {**provenance, "closest": unmet}, answer, unmet)
 
 
-def _closest_risk(log_odds: Floats, wrong: Any, target: AbstainRisk, delta: float) -> str:
-    for exact in np.geomspace(target.risk, 0.99, 100)[1:]:
-        risk = float(f"{exact:.3g}")  # what is tried is what is said
-        found = sgr(log_odds, wrong, risk=risk, delta=delta)
-        if found.feasible:
-            return f"{percent(risk)} could be, answering {found.coverage:.1%}"
-    return "no risk below 99% could be"
+def _sgr(certify: Judged, propose: Judged | None, risk: float, delta: float) -> SelectiveRisk:
+    proposing = None if propose is None else (propose.log_odds, propose.wrong)
+    return sgr_of_any(certify.log_odds, certify.wrong, certify.chosen, risk, delta, proposing=proposing)
+
+
+def _closest_risk(certify: Judged, propose: Judged | None, target: float, delta: float) -> str:
+    """The smallest risk, to three digits, that the same test would have promised."""
+
+    def asked(risk: float) -> SelectiveRisk:
+        return _sgr(certify, propose, float(f"{risk:.3g}"), delta)  # what is tried is what is said
+
+    low, best = target, None
+    for risk in np.geomspace(target, 0.99, 25)[1:]:
+        best = asked(float(risk))
+        if best.feasible:
+            break
+        low = float(risk)
+    if best is None or not best.feasible:
+        return "no risk below 99% could be"
+    while best.target > 1.005 * low and f"{best.target:.2e}" != f"{low:.2e}":
+        middle = asked(math.sqrt(low * best.target))
+        if middle.target in (low, best.target):
+            break
+        if middle.feasible:
+            best = middle
+        else:
+            low = middle.target
+    return f"{percent(best.target)} could be, answering {best.coverage:.1%}"

@@ -51,6 +51,7 @@ def calibrate(
     *,
     targets: Sequence[Target] = DEFAULT,
     abstain: Sequence[AbstainRisk] = (AbstainRisk(0.05),),
+    abstain_all_if_infeasible: bool = False,
     calibrators: str | Sequence[str] = "auto",
     seed: int = 0,
     times: Sequence[float] | TimeModel | None = None,
@@ -67,7 +68,8 @@ def calibrate(
 ) -> Calibrated:
     """Calibrate a bundle (or, with `out`, logits of no bundle) and put the result in force.
 
-    targets, abstain: as in `Asked`. calibrators: "auto", "none", or names; `ar_condcal` needs a yes from the audit.
+    targets, abstain, abstain_all_if_infeasible: as in `Asked`. calibrators: "auto", "none", or names; `ar_condcal`
+    needs a yes from the audit.
     times: (J,) milliseconds of leaving at each exit, or a `TimeModel`; measured where they are needed and there is a
     bundle. cost: what budgets are shares of and rules are compared by, "flops" or "ms". shifts: name -> records of
     shifted or out-of-scope data. subgroup: a name and one value a row of the records, for tables by group. force:
@@ -88,7 +90,7 @@ def calibrate(
     others = {name: _shift(name, open_records(given, home.manifest), rows) for name, given in (shifts or {}).items()}
 
     yes, verdict = _audited(opened, rows.propose, calibrators)
-    asked = Asked(tuple(targets), tuple(abstain), resolve(calibrators, yes), seed, cost)
+    asked = Asked(tuple(targets), tuple(abstain), resolve(calibrators, yes), seed, cost, abstain_all_if_infeasible)
     chosen = choose_points(rows, asked, _time_model(times, asked, home, opened), progress)
     moved = elsewhere(chosen.points, rows, others)
     provenance = _provenance(opened, rows, asked, command)

@@ -11,11 +11,16 @@ MARGIN = 1.645
 class Choice:
     """Thresholds for a target. unmet: what couldn't be kept and the closest that can, in words; None if met.
 
-    tested: how many rules, fixed beforehand, certifying rows chose among; a further promise on the same rows
-    must share its delta out over them.
+    share, rivals: where certifying rows chose among rules fixed beforehand, a further promise on the same rows has
+    this part of its delta, and is tested for all `rivals` at once, this rule among them; none where it is tested
+    alone. Who is tested with whom, and the parts, are fixed beforehand; the parts sum to 1 at most.
+    like: the rule that calibrators are fitted for, the same for all rivals but `full`, which has its own; None for
+    this one.
     """
 
     thresholds: tuple[float, ...]
     provenance: dict[str, Any]
     unmet: str | None = None
-    tested: int = 1
+    share: float = 1.0
+    rivals: tuple[tuple[float, ...], ...] = ()
+    like: tuple[float, ...] | None = None

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from offramp.runtime.arrays import Bools
+import numpy as np
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.bundles.time_model import TimeModel
-from offramp.runtime.jobs.calibrating.abstention import abstention
+from offramp.runtime.jobs.calibrating.abstention import Judged, abstention
 from offramp.runtime.jobs.calibrating.choice import Choice
 from offramp.runtime.jobs.calibrating.chooser import Chooser, Cost
 from offramp.runtime.jobs.calibrating.selection import Selector, Tried
@@ -27,6 +27,8 @@ class Asked:
     targets: exit rules; of one kind several. abstain: the first applies to every point; each further one adds to
     every point another of its own, "<point>-risk-2%". calibrators: to choose from, as `resolve` gives them.
     cost: what budgets and the search are about, "flops" or measured "ms".
+    abstain_all_if_infeasible: a point whose risk can't be promised abstains on every row; otherwise it abstains on
+    none and promises nothing.
     """
 
     targets: tuple[Target, ...] = DEFAULT
@@ -34,6 +36,7 @@ class Asked:
     calibrators: tuple[str, ...] = ("identity",)
     seed: int = 0
     cost: Cost = "flops"
+    abstain_all_if_infeasible: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def choose_points(
     tried: list[Line] = []
     unmet: list[str] = []
     for step, (name, choice) in enumerate(choices.items()):
-        fitted, lines = selector.choose(choice.thresholds)
+        fitted, lines = selector.choose(_fitted_like(choice.thresholds, choice))
         tried += [_tried(name, line) for line in lines]
         if choice.unmet:
             unmet.append(f"{name}: {choice.unmet}")
@@ -75,7 +78,7 @@ def choose_points(
             calibrators=() if plain else fitted,
             provenance={**choice.provenance, "seed": asked.seed, "calibrators": [one.name for one in fitted]},
         )
-        for key, point, complaint in _abstaining(base, rows.certify, asked.abstain, choice.tested):
+        for key, point, complaint in _abstaining(base, rows, asked, choice, selector):
             if complaint:
                 unmet.append(f"{key}: {complaint}")
             points[key] = replace(point, expected=expected(rows.test, point))
@@ -110,15 +113,14 @@ def _with_risk(name: str, asked: AbstainRisk) -> str:
 
 
 def _abstaining(
-    base: OperatingPoint, certify: LabelledRows, asked: Sequence[AbstainRisk], tested: int
+    base: OperatingPoint, rows: SplitRows, asked: Asked, choice: Choice, selector: Selector
 ) -> list[tuple[str, OperatingPoint, str | None]]:
-    if not asked:
+    if not asked.abstain:
         return [(base.name, base, None)]
-    outcome = outcome_of(certify, base)
-    wrong: Bools = outcome.label != certify.truth
+    certify, propose = (_judged(base, choice, selector, part) for part in (rows.certify, rows.propose))
     made = []
-    for k, one in enumerate(asked):
-        found = abstention(outcome.log_odds, wrong, one, tested)
+    for k, one in enumerate(asked.abstain):
+        found = abstention(certify, one, propose, choice.share, asked.abstain_all_if_infeasible)
         name = base.name if k == 0 else _with_risk(base.name, one)
         point = replace(
             base,
@@ -128,6 +130,25 @@ def _abstaining(
         )
         made.append((name, point, found.unmet))
     return made
+
+
+def _fitted_like(rule: tuple[float, ...], choice: Choice) -> tuple[float, ...]:
+    """The rule whose calibrators a rule has."""
+    return rule if choice.like is None or rule == full(len(rule)).thresholds else choice.like
+
+
+def _judged(point: OperatingPoint, choice: Choice, selector: Selector, rows: LabelledRows) -> Judged:
+    """The rows at the point, and with the rules that it is tested together with, each with its calibrators."""
+    rules = choice.rivals or (point.thresholds,)
+    outcomes = []
+    for rule in rules:
+        fitted, _ = selector.choose(_fitted_like(rule, choice))
+        outcomes.append(outcome_of(rows, replace(point, thresholds=rule, calibrators=fitted)))
+    return Judged(
+        np.stack([one.log_odds for one in outcomes]),
+        np.stack([one.label != rows.truth for one in outcomes]),
+        rules.index(point.thresholds),
+    )
 
 
 def _tried(point: str, line: Tried) -> Line:

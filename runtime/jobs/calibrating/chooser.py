@@ -70,7 +70,7 @@ class Chooser:
             case MaxDrop():
                 choice = self._max_drop(target)
             case Guarantee():
-                choice = guarantee(self.rules, self.certify, target)
+                choice = guarantee(self.rules, self.certify, target, self.propose)
         asked = {key: value for key, value in asdict(target).items() if key != "name"}
         choice.provenance.update(target=asked, met=choice.unmet is None)
         if choice.unmet is not None:

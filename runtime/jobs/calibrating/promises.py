@@ -12,7 +12,7 @@ from offramp.runtime.points import OperatingPoint
 class Promised:
     """At most this: risk, error among the answered; drop, accuracy lost to the full model; share, of its FLOPs.
 
-    None where nothing is promised.
+    None where nothing is promised; what was asked for and can't be kept isn't.
     """
 
     risk: float | None
@@ -23,7 +23,8 @@ class Promised:
 def promised(point: OperatingPoint) -> Promised:
     """What calibration asked of a point, measured or guaranteed, as its provenance says."""
     target, abstention = (point.provenance.get(key) or {} for key in ("target", "abstention"))
-    found = (abstention.get("risk"), target.get("drop", target.get("epsilon")), target.get("share"))
+    risk = abstention.get("risk") if abstention.get("feasible", True) else None
+    found = (risk, target.get("drop", target.get("epsilon")), target.get("share"))
     return Promised(*(None if value is None else float(value) for value in found))
 
 

@@ -30,3 +30,23 @@ def test_a_subgroup_file_that_cannot_be_read_is_one_line(capsys, tmp_path, recor
     with pytest.raises(SystemExit, match="2"):
         raise SystemExit(main(["calibrate", str(records), "--out", str(tmp_path / "o"), "--subgroup", f"{group}:sex"]))
     assert f"--subgroup: {group} can't be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--abstain-risk", "0.1%"], 3, "--abstain-risk isn't promised at full"),
+        (["--abstain-risk", "0.1%", "--abstain-all-if-infeasible"], 0, "every answer is flagged as an abstention"),
+        (["--abstain-risk", "none"], 0, ""),
+    ],
+)
+def test_a_risk_that_was_asked_for_and_cannot_be_promised_is_exit_code_3(
+    capsys, tmp_path, records, options, code, said
+):
+    assert main(["calibrate", str(records), "--out", str(tmp_path / "o"), "--calibrator", "none", *options]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_the_default_risk_only_warns(capsys, tmp_path, records):
+    assert main(["calibrate", str(records), "--out", str(tmp_path / "o"), "--calibrator", "none"]) == 0
+    assert "nothing is promised and no row abstains" in capsys.readouterr().err

@@ -137,3 +137,36 @@ def test_no_rows_promise_nothing(bound):
 def test_levels_outside_0_to_1_are_named(bound):
     with pytest.raises(InputError, match=r"epsilon|delta"):
         bound([0.0, 1.0], 1.5)
+
+
+@pytest.mark.parametrize(("lost", "gained"), [(0.02, 0.0), (0.05, 0.03), (0.3, 0.28)])
+def test_a_plug_in_bet_is_won_at_the_null_no_more_often_than_its_level(lost, gained):
+    random = np.random.default_rng(0)
+
+    def losses(n):
+        return random.choice([1.0, -1.0, 0.0], n, p=[lost, gained, 1 - lost - gained])
+
+    known = losses(300)
+    p = np.array([thresholds.plug_in_p_value(losses(200), lost - gained, known) for _ in range(1000)])
+    assert (p <= 0.05).mean() <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 1000)
+
+
+def test_a_plug_in_bet_is_wealth_row_by_row_with_stakes_from_the_past_alone():
+    losses, known = np.array([0.0, 1.0, -1.0, 0.0, 0.0]), np.array([0.0] * 30 + [1.0, -1.0, -1.0])
+    wealth, most, grid = 1.0, 1.0, np.linspace(0, 0.99 / 0.9, 200_001)
+    for i, loss in enumerate(losses):
+        past = [*known, *losses[:i], 1.0]
+        growth = sum(np.log1p(grid * (0.1 - value)) * past.count(value) for value in (1.0, 0.0, -1.0))
+        wealth *= 1 + grid[growth.argmax()] * (0.1 - loss)
+        most = max(most, wealth)
+    assert thresholds.plug_in_p_value(losses, 0.1, known) == pytest.approx(1 / most, rel=1e-4)
+
+
+def test_a_plug_in_bound_is_where_the_bet_is_just_won():
+    losses = np.array([0.0] * 300 + [1.0] * 2 + [-1.0] * 9)[np.random.default_rng(0).permutation(311)]
+    bound = thresholds.plug_in_bound(losses, 0.05, 0.05, losses)
+    assert thresholds.plug_in_p_value(losses, 0.05, losses) <= 0.05
+    assert losses.mean() < bound <= 0.05
+    assert thresholds.plug_in_bound([], 0.05, 0.05) == thresholds.plug_in_p_value([], 0.05) == 1.0
+    with pytest.raises(InputError, match="expected -1, 0 or 1"):
+        thresholds.plug_in_p_value([0.5], 0.1)

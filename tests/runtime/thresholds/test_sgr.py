@@ -137,3 +137,87 @@ def test_fixed_coverage_of_nothing_and_of_everything():
 def test_a_bound_of_counts_that_are_none_is_refused(errors, rows, level, named):
     with pytest.raises(InputError, match=named):
         thresholds.risk_bound(errors, rows, level)
+
+
+def test_an_error_among_the_surest_rows_ends_nothing_where_other_rows_say_where_to_begin():
+    random = np.random.default_rng(0)
+    score, error = np.arange(800.0), random.random(800) < 0.02
+    error[-1] = True  # the surest row of all
+    others = np.arange(1200.0), random.random(1200) < 0.02
+    assert not thresholds.sgr(score, error, 0.05).feasible
+    found = thresholds.sgr(score, error, 0.05, proposing=others)
+    assert found.coverage == 1.0
+    assert -np.inf < found.threshold <= score.min(), "a NaN still reaches nothing"
+
+
+@settings(max_examples=40, deadline=None)
+@given(scored(), scored(), st.sampled_from([0.05, 0.3]))
+def test_only_sets_that_passed_are_returned_wherever_it_begins(data, other, risk):
+    score, error = data
+    found = thresholds.sgr(score, error, risk, 0.1, proposing=other)
+    if found.feasible:
+        kept = score >= found.threshold
+        assert slow_bound(error[kept].sum(), kept.sum(), 0.1) <= risk
+        assert found.coverage == pytest.approx(kept.mean())
+
+
+@settings(max_examples=30, deadline=None)
+@given(scored(), st.sampled_from([0.05, 0.3]))
+def test_a_rule_among_several_is_answered_only_where_all_pass(data, risk):
+    score, error = data
+    worse = error | (np.arange(len(error)) % 7 == 0)
+    alone = thresholds.sgr(score, error, risk, 0.1)
+    both = thresholds.sgr_of_any([score, score], [error, worse], 0, risk, 0.1)
+    assert both.coverage <= alone.coverage
+    assert thresholds.sgr_of_any([score], [error], 0, risk, 0.1).coverage == alone.coverage
+    if both.feasible:
+        kept = score >= both.threshold
+        assert slow_bound(worse[kept].sum(), kept.sum(), 0.1) <= risk
+
+
+def broken_share(chance, certifying, draws, levels=0):
+    """How often sgr begun by other rows answers a set whose true risk is above 5%, by a population known."""
+    random = np.random.default_rng(certifying)
+    u = (np.arange(20_000) + 0.5) / 20_000
+    grid = (np.ceil(u * levels) / levels if levels else u)[::-1]
+    risk = np.cumsum(chance(u)[::-1]) / np.arange(1, 20_001)
+    broken = 0
+    for _ in range(draws):
+        rows = []
+        for n in (2 * certifying, certifying):
+            v = random.random(n)
+            rows.append((np.ceil(v * levels) / levels if levels else v, random.random(n) < chance(v)))
+        found = thresholds.sgr(*rows[1], 0.05, 0.05, proposing=rows[0])
+        kept = int((grid >= found.threshold).sum()) if found.feasible else 0
+        broken += bool(kept and risk[kept - 1] > 0.05)
+    return broken / draws
+
+
+KNOWN = {
+    "noise": (lambda u: 0.01 + 0.16 * (1 - u) ** 2, 0),
+    "ties": (lambda u: 0.3 * (1 - u) ** 2, 10),
+    "inverted": (lambda u: 0.1 * u, 0),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_start_from_other_rows_keeps_the_promise(name):
+    chance, levels = KNOWN[name]
+    assert broken_share(chance, 300, 150, levels) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 150)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("certifying", [200, 825])
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_start_from_other_rows_keeps_the_promise_over_many_draws(name, certifying):
+    chance, levels = KNOWN[name]
+    assert broken_share(chance, certifying, 1000, levels) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 1000)
+
+
+def test_what_makes_no_sense_of_other_rows_is_named():
+    with pytest.raises(InputError, match="proposing"):
+        thresholds.sgr([1.0], [0], method="binary", proposing=([1.0], [0]))
+    with pytest.raises(InputError, match="chosen"):
+        thresholds.sgr_of_any([[1.0]], [[0]], 1)
+    with pytest.raises(InputError, match="one shape"):
+        thresholds.sgr_of_any([[1.0]], [[0, 1]], 0)

@@ -72,7 +72,7 @@ def test_what_cannot_be_kept_is_told_under_the_points_name(rows):
     points, unmet = found.points, found.unmet
     assert [line.partition(": ")[0] for line in unmet] == ["full", "tiny", "tiny"]
     assert points["tiny"].provenance["closest"] in unmet[1]
-    assert points["tiny"].abstain_below == math.inf
+    assert points["tiny"].abstain_below == -math.inf
 
 
 def test_what_was_tried_is_told_for_every_point_and_one_is_chosen(rows):

@@ -14,6 +14,7 @@ def point(**provenance):
 def test_measured_and_guaranteed_drops_are_one_promise():
     assert promised(point()) == Promised(None, None, None)
     assert promised(point(target={"drop": 0.02})).drop == promised(point(target={"epsilon": 0.02})).drop == 0.02
+    assert promised(point(abstention={"risk": 0.05, "feasible": False})).risk is None, "can't be kept"
     assert promised(point(target={"share": 0.5}, abstention={"risk": 0.05})) == Promised(0.05, None, 0.5)
 
 

