@@ -34,7 +34,7 @@ from offramp.runtime.thresholds.risk_control import (
     risk_control,
 )
 from offramp.runtime.thresholds.rule import leave_at, reached
-from offramp.runtime.thresholds.sgr import SelectiveRisk, risk_bound, sgr, sgr_of_any
+from offramp.runtime.thresholds.sgr import SelectiveRisk, expected_coverage, risk_bound, sgr, sgr_of_any
 
 __all__ = [
     "MOST_EXITS_FOR_ALL_SETS",
@@ -55,6 +55,7 @@ __all__ = [
     "binomial_p_value",
     "exit_sets",
     "exit_share",
+    "expected_coverage",
     "fixed_coverage",
     "geometric_shares",
     "hoeffding_bentkus_bound",

@@ -187,20 +187,47 @@ def _between(scores: Floats) -> Floats:
     return np.append(np.where(between, middle, scores[:-1]), min(scores[-1], ANY_SCORE))
 
 
+def expected_coverage(
+    scores: ArrayLike, errors: ArrayLike, rows: int, risk: float = 0.05, delta: float = 0.05
+) -> float:
+    """The share of rows that `sgr_of_any` is expected to answer from `rows` rows like these, begun where these say.
+
+    scores, errors: (R, N), the rules' scores and errors on rows that only propose. Between 0 and 1; 0 without rows.
+    """
+    risk, delta = arrays.fraction(risk, "risk"), arrays.fraction(delta, "delta")
+    ranks = rank_grid(rows, risk, delta)
+    known = _several(scores, errors)
+    if not len(ranks) or not known or not known[0].total:
+        return 0.0
+    return float(_walks(ranks, known, risk, delta)[0].max()) / rows
+
+
 def best_start(ranks: Ints, known: Sequence[TiedSets], risk: float, delta: float) -> int:
     """Where among `ranks` of other rows, the last of which is all of them, the walk should begin.
 
     known: sets of rows that only propose, of one rule or of several that must all pass. From the start that is
     answered most on average over resamples of them as many as the others are; where none ever passes, the one with
-    the smallest p-value. With many rows that is where the p-value is smallest. A resample draws the errors'
-    distribution, too (Beta), with one more error than seen: a stretch without one among few rows is no stretch
-    that never errs. The same rows give the same start.
+    the smallest p-value. With many rows that is where the p-value is smallest.
+    """
+    from scipy.special import bdtr
+
+    if not known[0].total or not len(ranks):
+        return 0
+    answered, wrong = _walks(ranks, known, risk, delta)
+    if answered.any():
+        return int(answered.argmax())
+    return int(bdtr(np.minimum(np.floor(wrong), ranks - 1), ranks, risk).argmin())
+
+
+def _walks(ranks: Ints, known: Sequence[TiedSets], risk: float, delta: float) -> tuple[Floats, Floats]:
+    """(K,) rows answered on average by a walk from each rank, and errors up to it, over resamples of `known`.
+
+    A resample draws the errors' distribution, too (Beta), with one more error than seen: a stretch without one among
+    few rows is no stretch that never errs. The same rows give the same answer.
     """
     from scipy.special import bdtr
 
     total = known[0].total
-    if not total or not len(ranks):
-        return 0
     # Most errors of a rule up to each rank, were these rows as many as the others; a set of ties errs evenly.
     here = np.append(0, ranks) * (total / int(ranks[-1]))
     most = np.max([np.interp(here, np.append(0, s.rows), np.append(0, s.errors)) for s in known], axis=0)
@@ -214,10 +241,7 @@ def best_start(ranks: Ints, known: Sequence[TiedSets], risk: float, delta: float
     # From a rank that passes the walk ends before the next that doesn't.
     failing = np.where(passed, len(ranks), np.arange(len(ranks)))
     end = np.minimum.accumulate(failing[:, ::-1], axis=1)[:, ::-1] - 1
-    answered = np.where(passed, ranks[np.maximum(end, 0)], 0).mean(axis=0)
-    if answered.any():
-        return int(answered.argmax())
-    return int(bdtr(np.minimum(np.floor(k.mean(axis=0)), ranks - 1), ranks, risk).argmin())
+    return np.where(passed, ranks[np.maximum(end, 0)], 0).mean(axis=0), k.mean(axis=0)
 
 
 def _fixed_sequence(

@@ -59,7 +59,7 @@ def choose_points(
     """
     names = [label_of(target) for target in asked.targets]
     _check_names(names, asked.abstain)
-    chooser = Chooser.of(rows.propose, rows.certify, times, asked.cost)
+    chooser = Chooser.of(rows.propose, rows.certify, times, asked.cost, next(iter(asked.abstain), None))
     selector = Selector(rows.propose, rows.is_fit, asked.calibrators, asked.seed)
     choices = {FULL: Choice(full(rows.labelled.exits).thresholds, {"method": "whole network"})}
     choices |= {name: chooser.choose(target) for name, target in zip(names, asked.targets, strict=True)}

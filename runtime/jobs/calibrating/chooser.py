@@ -14,7 +14,7 @@ from offramp.runtime.jobs.bundles.time_model import TimeModel
 from offramp.runtime.jobs.calibrating.choice import MARGIN, Choice
 from offramp.runtime.jobs.calibrating.guarantee import guarantee
 from offramp.runtime.jobs.calibrating.rules import Rule, propose
-from offramp.runtime.jobs.calibrating.targets import Budget, Guarantee, MaxDrop, MaxMs, Target, percent
+from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, Target, percent
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows
 from offramp.runtime.thresholds import FrontierPoint, leave_at, pareto
 
@@ -28,7 +28,7 @@ _EQUAL_COST = 0.02
 class Chooser:
     """Everything that targets are chosen from. cost: what that of `rules` is.
 
-    times: None where nobody measured or gave any.
+    times: None where nobody measured or gave any. abstain: what will be promised at each point besides, if anything.
     """
 
     propose: LabelledRows
@@ -36,10 +36,16 @@ class Chooser:
     rules: tuple[Rule, ...]
     times: TimeModel | None = None
     cost: Cost = "flops"
+    abstain: AbstainRisk | None = None
 
     @classmethod
     def of(
-        cls, proposing: LabelledRows, certify: LabelledRows, times: TimeModel | None = None, cost: Cost = "flops"
+        cls,
+        proposing: LabelledRows,
+        certify: LabelledRows,
+        times: TimeModel | None = None,
+        cost: Cost = "flops",
+        abstain: AbstainRisk | None = None,
     ) -> "Chooser":
         """cost: "flops", or "ms" of a row by itself, for which times are needed. InputError where there are none."""
         if cost not in ("flops", "ms"):
@@ -50,7 +56,7 @@ class Chooser:
             )
         leaving = None if cost == "flops" or times is None else lambda opened: np.asarray(times.leaving(opened))
         rules = propose(proposing.score, proposing.correct, proposing.flops.astype(np.float64), leaving)
-        return cls(proposing, certify, tuple(rules), times, cost)
+        return cls(proposing, certify, tuple(rules), times, cost, abstain)
 
     @property
     def full(self) -> Rule:
@@ -70,7 +76,7 @@ class Chooser:
             case MaxDrop():
                 choice = self._max_drop(target)
             case Guarantee():
-                choice = guarantee(self.rules, self.certify, target, self.propose)
+                choice = guarantee(self.rules, self.certify, target, self.propose, self.abstain)
         asked = {key: value for key, value in asdict(target).items() if key != "name"}
         choice.provenance.update(target=asked, met=choice.unmet is None)
         if choice.unmet is not None:

@@ -9,15 +9,17 @@ import numpy as np
 from offramp.runtime.arrays import Array, Bools, Floats
 from offramp.runtime.jobs.calibrating.choice import Choice
 from offramp.runtime.jobs.calibrating.rules import Rule
-from offramp.runtime.jobs.calibrating.targets import Guarantee, percent
+from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Guarantee, percent
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows
-from offramp.runtime.thresholds import RiskControl, leave_at, risk_control
+from offramp.runtime.thresholds import RiskControl, expected_coverage, leave_at, risk_control
 from offramp.runtime.thresholds.risk_control import STAKES, best_stakes
 
 # A promise on exits is tested along at most this many rules: each is one more at which the walk may end, and
 # abstention certified on the same rows shares its delta out over them.
 CANDIDATES = 24
 _LENGTHS = (6, 12, CANDIDATES)
+# Where rows abstain, too, fewer rules leave more of delta to the one that is chosen: single ones of so many as well.
+_FEW, _SINGLE = (2, 3), 12
 _RESAMPLES = 200
 _LIKELY = 0.95
 # Rules this many standard errors beyond what is allowed are tested in vain.
@@ -40,13 +42,14 @@ class Plan:
     """What is tested, fixed before a certifying row is seen.
 
     rules: from costly to cheap. cost: expected, a fraction of full. shares: how often each rule would be the answer,
-    the last one for `full`; they sum to 1.
+    the last one for `full`; they sum to 1. abstained: rows expected to abstain, if they may.
     """
 
     test: Test
     rules: tuple[Rule, ...]
     cost: float
     shares: tuple[float, ...]
+    abstained: float = 0.0
 
     @property
     def likely(self) -> tuple[int, int]:
@@ -64,19 +67,27 @@ class Plan:
             first, last = (first + 1, last) if ends[0] < ends[1] else (first, last - 1)
         return first, last
 
+    @property
+    def share(self) -> float:
+        """Of a further delta, for the rules that are nearly always the answer and `full`."""
+        first, last = self.likely
+        return min(sum(self.shares[first:last]) + self.shares[-1], 1.0)
+
 
 def guarantee(
     rules: Sequence[Rule],
     certify: LabelledRows,
     target: Guarantee,
     propose: LabelledRows | None = None,
+    abstain: AbstainRisk | None = None,
 ) -> Choice:
     """The cheapest rule that passes on the certifying rows, full where none does.
 
     rules: the first is `full`; their figures are of the proposing rows. propose: those rows, which choose the test
-    and how many rules are tried; without them it is the binomial test.
+    and how many rules are tried; without them it is the binomial test. abstain: what is promised on the same rows
+    besides.
     """
-    plan = planned(rules, len(certify), target, propose)
+    plan = planned(rules, len(certify), target, propose, abstain)
     answer = tested(plan, certify, target, propose)
     provenance = {
         "method": f"risk control/ltt, {plan.test.bound} on {plan.test.loss} rows, fixed sequence",
@@ -90,7 +101,7 @@ def guarantee(
         "feasible": answer.feasible,
     }
     first, last = plan.likely
-    share = min(sum(plan.shares[first:last]) + plan.shares[-1], 1.0)
+    share = plan.share
     rivals = (rules[0].thresholds, *(rule.thresholds for rule in plan.rules[first:last]))
     like = rivals[1 + int(np.argmax(plan.shares[first:last]))] if first < last else None
     if answer.feasible:
@@ -98,15 +109,26 @@ def guarantee(
         if first <= answer.index < last:
             return Choice(answer.thresholds, provenance, share=share, rivals=rivals, like=like)
         return Choice(answer.thresholds, provenance, share=plan.shares[answer.index])
+    least = _least(rules, certify, target, propose, abstain)
     unmet = (
         f"a drop of at most {percent(target.epsilon)} can't be promised at delta {percent(target.delta)} from "
-        f"{len(certify)} certifying rows, so every row runs the full model: {_least(rules, certify, target, propose)}."
+        f"{len(certify)} certifying rows, so every row runs the full model: {least}."
     )
     return Choice(rules[0].thresholds, provenance, unmet, share=share, rivals=rivals, like=like)
 
 
-def planned(rules: Sequence[Rule], rows: int, target: Guarantee, propose: LabelledRows | None) -> Plan:
-    """The test and rules that are expected to end cheapest on `rows` certifying rows."""
+def planned(
+    rules: Sequence[Rule],
+    rows: int,
+    target: Guarantee,
+    propose: LabelledRows | None,
+    abstain: AbstainRisk | None = None,
+) -> Plan:
+    """The test and rules that are expected to end cheapest on `rows` certifying rows.
+
+    abstain: then a row that abstains counts as one more run of the full model, since somebody has to answer it; the
+    more rules are tried, the less of its delta is left for each.
+    """
     if propose is None or not len(propose):
         line = _thinned(_line(rules, target.epsilon, BINOMIAL), CANDIDATES // 2)
         return Plan(BINOMIAL, tuple(line), math.nan, (1 / (len(line) + 1),) * (len(line) + 1))
@@ -114,12 +136,42 @@ def planned(rules: Sequence[Rule], rows: int, target: Guarantee, propose: Labell
     plans = []
     for tests in ((BINOMIAL,), (BETTING, PLUG_IN)):
         line = _line(rules, target.epsilon, tests[0])
-        for some in {len(kept): kept for kept in (_thinned(line, most) for most in _LENGTHS)}.values():
+        for some in _sequences(line, abstain is not None):
             losses = np.array([_signed(rule, propose) for rule in some]).reshape(len(some), len(propose))
             for test in tests:
                 passed = _passes(test, losses, weights, target)
                 plans.append(_plan(test, some, passed))
-    return min(plans, key=lambda plan: plan.cost)
+    plans.sort(key=lambda plan: plan.cost)
+    if abstain is None:
+        return plans[0]
+    best: Plan | None = None
+    for plan in plans:  # cheapest first: what abstains on nothing ends the search
+        if best is not None and plan.cost >= best.cost + best.abstained:
+            break
+        weighed = replace(plan, abstained=_abstained(plan, rules[0], propose, rows, abstain))
+        if best is None or weighed.cost + weighed.abstained < best.cost + best.abstained:
+            best = weighed
+    return best or plans[0]
+
+
+def _sequences(line: list[Rule], abstains: bool) -> list[list[Rule]]:
+    lengths = (*_FEW, *_LENGTHS) if abstains else _LENGTHS
+    several = list({len(kept): kept for kept in (_thinned(line, most) for most in lengths)}.values())
+    return several + [[rule] for rule in _thinned(line, _SINGLE)] if abstains else several
+
+
+def _abstained(plan: Plan, full: Rule, propose: LabelledRows, rows: int, abstain: AbstainRisk) -> float:
+    """The share of rows expected to abstain, by the rules that are tested together: nearly always one of them it is."""
+    first, last = plan.likely
+    every = np.arange(len(propose))
+    left = [leave_at(propose.score, rule.thresholds) for rule in (full, *plan.rules[first:last])]
+    return 1 - expected_coverage(
+        np.stack([propose.score[at, every] for at in left]),
+        np.stack([~propose.correct[at, every] for at in left]),
+        rows,
+        abstain.risk,
+        abstain.delta * plan.share,
+    )
 
 
 def _line(rules: Sequence[Rule], epsilon: float, test: Test) -> list[Rule]:
@@ -215,12 +267,18 @@ def tested(plan: Plan, certify: LabelledRows, target: Guarantee, propose: Labell
     )
 
 
-def _least(rules: Sequence[Rule], certify: LabelledRows, target: Guarantee, propose: LabelledRows | None) -> str:
+def _least(
+    rules: Sequence[Rule],
+    certify: LabelledRows,
+    target: Guarantee,
+    propose: LabelledRows | None,
+    abstain: AbstainRisk | None,
+) -> str:
     """The smallest drop, to three digits, that the same procedure would have promised."""
 
     def asked(epsilon: float) -> tuple[float, bool]:
         one = replace(target, epsilon=float(f"{epsilon:.3g}"))  # what is tried is what is said
-        return one.epsilon, tested(planned(rules, len(certify), one, propose), certify, one, propose).feasible
+        return one.epsilon, tested(planned(rules, len(certify), one, propose, abstain), certify, one, propose).feasible
 
     if not any(rule.cost < 1 for rule in rules) or not len(certify):
         return "no rule leaves early"
