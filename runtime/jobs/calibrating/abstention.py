@@ -61,6 +61,7 @@ def abstention(
         "coverage": answer.coverage,
         "bound": answer.bound if answer.feasible else None,
         "rows": len(certify),
+        **_counts(certify, answer),
     }
     if answer.feasible:
         return Abstention(answer.threshold, provenance, answer)
@@ -71,6 +72,12 @@ def abstention(
     )
     threshold = math.inf if abstain_all else -math.inf
     return Abstention(threshold, {**provenance, "closest": unmet}, answer, unmet)
+
+
+def _counts(certify: Judged, answer: SelectiveRisk) -> dict[str, int]:
+    """How many certifying rows are answered, and how many of those wrongly: what the bound rests on."""
+    answered = certify.log_odds[certify.chosen] >= answer.threshold
+    return {"answered": int(answered.sum()), "errors": int((certify.wrong[certify.chosen] & answered).sum())}
 
 
 def _sgr(certify: Judged, propose: Judged | None, risk: float, delta: float) -> SelectiveRisk:

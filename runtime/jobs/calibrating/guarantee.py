@@ -99,6 +99,7 @@ def guarantee(
         "p_value": answer.p_value,
         "flops_fraction": answer.cost,
         "feasible": answer.feasible,
+        **_counts(certify, answer),
     }
     first, last = plan.likely
     share = plan.share
@@ -115,6 +116,13 @@ def guarantee(
         f"{len(certify)} certifying rows, so every row runs the full model: {least}."
     )
     return Choice(rules[0].thresholds, provenance, unmet, share=share, rivals=rivals, like=like)
+
+
+def _counts(certify: LabelledRows, answer: RiskControl) -> dict[str, int]:
+    """How many certifying rows leaving early loses, and how many it gains: what the bound rests on."""
+    left = leave_at(certify.score, np.asarray(answer.thresholds))
+    full, early = certify.correct[-1], certify.correct[left, np.arange(len(certify))]
+    return {"lost": int((full & ~early).sum()), "gained": int((early & ~full).sum())}
 
 
 def planned(

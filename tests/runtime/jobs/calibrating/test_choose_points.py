@@ -11,6 +11,7 @@ from offramp.runtime.jobs.calibrating.choose_points import Asked, choose_points
 from offramp.runtime.jobs.calibrating.chooser import Chooser
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guarantee, MaxDrop
 from offramp.runtime.jobs.data.expected import expected
+from offramp.runtime.jobs.data.labelled_rows import outcome_of
 from offramp.runtime.jobs.data.splits import SplitRows, split_labelled
 from offramp.runtime.points import full
 
@@ -53,6 +54,15 @@ def test_what_is_expected_is_measured_on_the_test_rows_alone(rows):
     for point in found.points.values():
         assert point.expected == expected(parts.test, point)
         assert point.expected["rows"] == len(parts.split.test)
+
+
+def test_an_abstention_says_which_certifying_rows_its_bound_rests_on(rows):
+    parts, found = chosen(rows, targets=[Budget(0.5, "half")], abstain=[AbstainRisk(0.1)])
+    for point in found.points.values():
+        outcome, said = outcome_of(parts.certify, point), point.provenance["abstention"]
+        wrong = outcome.label != parts.certify.truth
+        assert said["answered"] == (~outcome.abstain).sum() > 0
+        assert said["errors"] == (wrong & ~outcome.abstain).sum()
 
 
 def test_rows_of_the_test_decide_nothing(rows):

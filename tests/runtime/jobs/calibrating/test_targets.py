@@ -179,6 +179,7 @@ def test_a_guarantee_passed_an_exact_test_on_the_certifying_rows(seed):
     lost = sum(bool(certify.correct[-1, i] and not certify.correct[j, i]) for i, j in enumerate(left))
     gained = sum(bool(certify.correct[j, i] and not certify.correct[-1, i]) for i, j in enumerate(left))
     assert choice.unmet is None
+    assert (choice.provenance["lost"], choice.provenance["gained"]) == (lost, gained)
     assert choice.provenance["p_value"] <= 0.1
     assert choice.provenance["bound"] <= 0.05
     if "lost" in choice.provenance["method"]:
