@@ -7,7 +7,7 @@ from operator import mul
 from pathlib import Path
 
 import numpy as np
-from offramp.runtime.arrays import Array, Ints
+from offramp.runtime.arrays import Array, Floats, Ints
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
@@ -90,6 +90,10 @@ class TimeModel:
         score: (J, N) recorded. thresholds: one an exit; +inf closes it.
         """
         return _ms(self.stages(open_exits(thresholds)), leave_at(score, thresholds), rows)
+
+    def spent(self, score: Array, thresholds: Sequence[float]) -> Floats:
+        """(N,) milliseconds of each recorded row by itself; their mean is `ms`."""
+        return np.array(self.leaving(open_exits(thresholds)))[leave_at(score, thresholds)]
 
 
 def _ms(stages: Iterable[StageTime], left: Ints, rows: float) -> float:

@@ -92,7 +92,7 @@ def calibrate(
     yes, verdict = _audited(opened, rows.propose, calibrators)
     asked = Asked(tuple(targets), tuple(abstain), resolve(calibrators, yes), seed, cost, abstain_all_if_infeasible)
     chosen = choose_points(rows, asked, _time_model(times, asked, home, opened), progress)
-    moved = elsewhere(chosen.points, rows, others)
+    moved = elsewhere(chosen.points, rows, others, chosen.chooser.times)
     provenance = _provenance(opened, rows, asked, command)
 
     look = Look.at(rows.keys, asked, seed)

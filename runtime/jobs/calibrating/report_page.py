@@ -85,8 +85,8 @@ def page(result: Calibrated, found: Mapping[str, Any]) -> str:
         f"{_percent(found['oracle']['accuracy'])} at {_percent(found['oracle']['flops_fraction'])} of the {cost}.</p>",
         _plots(result, found),
         "<h2>Promises</h2>",
-        "<p class='note'>“Held” is what the test rows showed: “no” where the whole interval is beyond the target, "
-        "“by chance?” where only the value is.</p>",
+        "<p class='note'>“Held” is what the test rows showed: “yes” where the whole interval is within the target, "
+        "“no” where all of it is beyond.</p>",
         table(_PROMISES, promises(found["promises"])),
         "<h2>Exits, each on all test rows</h2>",
         table(_EXITS, found["exits"]),
@@ -163,7 +163,7 @@ def _count(value: Any) -> str:
 
 
 def _yes(value: Any) -> str:
-    return {True: "<span class='good'>yes</span>", False: "<span class='bad'>no</span>"}.get(value, "by chance?")
+    return {True: "<span class='good'>yes</span>", False: "<span class='bad'>no</span>"}.get(value, "not shown")
 
 
 def _flag(value: Any) -> str:

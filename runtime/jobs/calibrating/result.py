@@ -1,7 +1,8 @@
 """What the calibration job found, stage by stage."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ from offramp.runtime.calibration_file import Calibration
 from offramp.runtime.errors import OfframpError
 from offramp.runtime.jobs.calibrating.choose_points import Chosen
 from offramp.runtime.jobs.calibrating.comparison import Comparison
-from offramp.runtime.jobs.calibrating.promises import held
+from offramp.runtime.jobs.calibrating.promises import estimated, held
 from offramp.runtime.jobs.calibrating.shift import Elsewhere
+from offramp.runtime.jobs.calibrating.time_spent import time_spent
 from offramp.runtime.jobs.data.expected import Line, flat
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows
 from offramp.runtime.jobs.data.splits import Split, SplitRows
@@ -53,19 +55,34 @@ class Calibrated:
     def provenance(self) -> Mapping[str, Any]:
         return self.calibration.provenance
 
-    @property
+    @cached_property
     def points(self) -> list[Line]:
-        """A line an operating point: its figures on the test rows, a kept one's on its own version's."""
-        return [{"point": name, **flat(point.expected)} for name, point in self.calibration.points.items()]
+        """A line an operating point: its figures on the test rows, a kept one's on its own version's.
+
+        Milliseconds where times are known: of one row by itself, on the machine that they were measured on.
+        """
+        new, times = self.chosen.points, self.chosen.chooser.times
+        return [
+            {"point": name, **flat(point.expected), **(time_spent(self.test, point, times) if name in new else {})}
+            for name, point in self.calibration.points.items()
+        ]
 
     @property
     def promises(self) -> list[Line]:
         """A line a promise of a new point, against what the test rows showed (see `held`)."""
-        points = self.chosen.points
+        return self._judged(held)
+
+    @property
+    def estimates(self) -> list[Line]:
+        """A line a target of a new point that is no promise, against what the test rows showed (see `estimated`)."""
+        return self._judged(estimated)
+
+    def _judged(self, judge: Callable[[OperatingPoint, Line], list[Line]]) -> list[Line]:
         return [
-            {"point": name, **promise}
-            for name, point in points.items()
-            for promise in held(point, flat(point.expected))
+            {"point": line["point"], **found}
+            for line in self.points
+            if (point := self.chosen.points.get(line["point"])) is not None
+            for found in judge(point, line)
         ]
 
     @property
@@ -87,6 +104,11 @@ class Calibrated:
     def shift_promises(self) -> list[Line]:
         """A line a promise on other data."""
         return list(self.elsewhere.promises)
+
+    @property
+    def shift_estimates(self) -> list[Line]:
+        """A line a target that is no promise, on other data."""
+        return list(self.elsewhere.estimates)
 
     @property
     def unmet(self) -> list[str]:

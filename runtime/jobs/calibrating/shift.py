@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from offramp.runtime import metrics
 from offramp.runtime.arrays import Bools
-from offramp.runtime.jobs.calibrating.promises import held
+from offramp.runtime.jobs.bundles.time_model import TimeModel
+from offramp.runtime.jobs.calibrating.promises import estimated, held
+from offramp.runtime.jobs.calibrating.time_spent import time_spent
 from offramp.runtime.jobs.data.expected import Interval, Line, drop_interval, flops_interval, known
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows, outcome_of, row_keys
 from offramp.runtime.jobs.data.splits import SplitRows
@@ -21,17 +23,24 @@ from offramp.runtime.points import OperatingPoint
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """The operating points on other data: a line a point, a line a promise, and what is odd about the data."""
+    """The operating points on other data: a line a point, a promise, an estimate, and what is odd about the data."""
 
     lines: tuple[Line, ...]
     promises: tuple[Line, ...]
+    estimates: tuple[Line, ...]
     notes: tuple[str, ...]
 
 
-def elsewhere(points: Mapping[str, OperatingPoint], rows: SplitRows, shifts: Mapping[str, LabelledRows]) -> Elsewhere:
+def elsewhere(
+    points: Mapping[str, OperatingPoint],
+    rows: SplitRows,
+    shifts: Mapping[str, LabelledRows],
+    times: TimeModel | None = None,
+) -> Elsewhere:
     """Figures and promises on the shifts, and on the rows that have no label if there are any."""
     lines: list[Line] = []
     promises: list[Line] = []
+    estimates: list[Line] = []
     notes = []
     for name, moved in shifts.items():
         seen = int(np.isin(row_keys(moved), rows.made_from).sum())
@@ -42,27 +51,17 @@ def elsewhere(points: Mapping[str, OperatingPoint], rows: SplitRows, shifts: Map
             )
     others = ({"unlabelled": rows.unlabelled} if len(rows.unlabelled) else {}) | dict(shifts)
     for name, moved in others.items():
-        some, kept = shifted(name, points, rows.test, moved)
-        lines, promises = lines + some, promises + kept
-    return Elsewhere(tuple(lines), tuple(promises), tuple(notes))
-
-
-def shifted(
-    name: str, points: Mapping[str, OperatingPoint], test: LabelledRows, moved: LabelledRows
-) -> tuple[list[Line], list[Line]]:
-    """One line a point, and one line a promise of it.
-
-    test: the labelled rows that the points were reported on. moved: the other data, −1 where out of scope.
-    """
-    lines, promises = [], []
-    for point_name, point in points.items():
-        line = _line(point, test, moved)
-        lines.append({"shift": name, "point": point_name, **line})
-        promises += [{"shift": name, "point": point_name, **promise} for promise in held(point, line)]
-    return lines, promises
+        for point_name, point in points.items():
+            line = _line(point, rows.test, moved) | time_spent(moved, point, times)
+            where = {"shift": name, "point": point_name}
+            lines.append(where | line)
+            promises += [where | promise for promise in held(point, line)]
+            estimates += [where | estimate for estimate in estimated(point, line)]
+    return Elsewhere(tuple(lines), tuple(promises), tuple(estimates), tuple(notes))
 
 
 def _line(point: OperatingPoint, test: LabelledRows, moved: LabelledRows) -> Line:
+    """test: the labelled rows that the point was reported on. moved: the other data, −1 where out of scope."""
     at_home, away = outcome_of(test, point), outcome_of(moved, point)
     n = len(moved)
     outside = moved.truth < 0

@@ -466,7 +466,8 @@ def test_points_that_are_not_asked_for_again_stay_as_they_are_unless_they_are_to
         found = json.loads(result.files["metrics.json"])
         assert [line["point"] for line in found["operating_points"]] == ["full", "half"], "only what was measured"
         assert [(line["point"], line["from_version"]) for line in found["kept"]] == [("third", 1)]
-        assert {line["point"] for line in result.promises} == {"half"}
+        assert {line["point"] for line in result.estimates} == {"half"}
+        assert result.promises == [], "nothing was certified"
     last = calibrate(None, made_up(rows=300, seed=3), targets=[half], replace=True, **plain)
     assert list(read_version(last.written).points) == ["full", "half"]
     assert any("version 3, in force" in note and "lacks: 'third'. " in note for note in last.notes)
