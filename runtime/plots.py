@@ -14,6 +14,8 @@ from offramp.runtime.errors import InputError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# A smooth curve is drawn where at least this many rows bear on it.
+LEAST_ROWS = 10
 INK, ACCENT, PALE, WARM = "#1f2933", "#2563eb", "#c7d7f5", "#d9622b"
 
 
@@ -32,25 +34,37 @@ def _axes(ax: "Axes | None", size: tuple[float, float] = (5.0, 4.0)) -> "Axes":
 def reliability_diagram(
     probabilities: ArrayLike, labels: ArrayLike, *, bins: int = 15, smooth: bool = True, ax: "Axes | None" = None
 ) -> "Axes":
-    """Accuracy against confidence: bars by bin, with how many rows each holds, and the smooth curve over them.
+    """Accuracy against confidence: bars by bin, the 95% band of each, how many rows it holds, and the smooth curve.
 
     probabilities, labels: as for `metrics.ece`. smooth=False leaves the curve out.
     """
     ax = _axes(ax)
     table = metrics.reliability(probabilities, labels, bins)
     middle, width = (table.edges[1:] + table.edges[:-1]) / 2, 1 / bins
-    filled = table.count > 0
+    filled = np.flatnonzero(table.count)
     ax.bar(middle[filled], table.accuracy[filled], width * 0.94, color=PALE, label="accuracy by bin")
-    share = table.count / max(int(table.count.sum()), 1)
-    ax.bar(middle, share * 0.25, width * 0.94, color=INK, alpha=0.25, label="share of rows (×¼)")
+    right = np.rint(table.accuracy[filled] * table.count[filled]).astype(int)
+    sure = np.array([metrics.share_interval(int(k), int(table.count[b])) for k, b in zip(right, filled, strict=True)])
+    for number, (b, (low, high)) in enumerate(zip(filled, sure.reshape(-1, 2), strict=True)):
+        edges = middle[b] - 0.2 * width, middle[b] + 0.2 * width
+        label = None if number else "its 95% interval"
+        ax.fill_between(edges, low, high, color=WARM, alpha=0.45, linewidth=0, label=label)
+        ax.annotate(f"{table.count[b]:,}", (middle[b], 0.01), ha="center", va="bottom", rotation=90, fontsize=6.5)
     ax.plot([0, 1], [0, 1], "--", color=INK, linewidth=1, label="calibrated")
     if smooth and table.count.sum():
         curve = metrics.smooth_reliability(probabilities, labels)
-        # Where hardly a row lies the curve is a guess.
-        seen = curve.density > 0.02
+        # Where hardly a row lies the curve is a guess: so many are within reach of a Gaussian of that width.
+        within_reach = 2 * np.sqrt(np.pi) * curve.width * curve.density * table.count.sum()
+        seen = within_reach >= LEAST_ROWS
         ax.plot(curve.confidence, np.where(seen, curve.accuracy, np.nan), color=ACCENT, label="smooth curve")
     ece, smece = metrics.ece(probabilities, labels, bins), metrics.smooth_ece(probabilities, labels)
-    ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy", title=f"ECE {ece:.4f}, smooth {smece:.4f}")
+    ax.set(
+        xlim=(0, 1),
+        ylim=(0, 1),
+        xlabel="confidence",
+        ylabel="accuracy",
+        title=f"ECE {ece:.4f}, smooth {smece:.4f}, n = {int(table.count.sum()):,}",
+    )
     ax.legend(loc="upper left", fontsize="small")
     return ax
 
@@ -103,16 +117,16 @@ def exit_shares(shares: Mapping[str, Sequence[float]], *, ax: "Axes | None" = No
 
 
 def _bars(ax: "Axes", values: Any, label: str, names: Sequence[str]) -> None:
-    known = np.nan_to_num(values, nan=0.0)
-    ax.bar(names, known, color=np.where(known >= 0, ACCENT, WARM).tolist())
+    """One bar a value that is defined. By place, not by name: two classes may be called the same."""
+    known = np.flatnonzero(~np.isnan(values))
+    place = np.arange(len(known))
+    ax.bar(place, values[known], color=np.where(values[known] >= 0, ACCENT, WARM).tolist())
+    ax.set_xticks(place, [names[k] for k in known.tolist()])
     ax.set_ylabel(label)
-    for name, value in zip(names, values, strict=True):
-        if np.isnan(value):
-            ax.annotate("n/a", (name, 0.0), ha="center", va="bottom", fontsize="x-small")
 
 
 def eefp_bars(scores: ArrayLike, correct: ArrayLike, *, ax: "Axes | None" = None) -> "Axes":
-    """EEFP of each exit; the last has none. scores, correct: (J, N)."""
+    """EEFP of each exit that has one; the last has none. scores, correct: (J, N)."""
     ax = _axes(ax)
     values = metrics.eefp(scores, correct)
     _bars(ax, values, "EEFP (AUROC)", [str(j) for j in range(len(values))])

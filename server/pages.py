@@ -11,11 +11,12 @@ _HEADERS = {"Content-Security-Policy": "default-src 'self'", "X-Content-Type-Opt
 
 
 def _files() -> dict[str, tuple[bytes, str]]:
-    """The static files by name: few and small, so they are kept."""
-    folder = resources.files("offramp.server") / "static"
+    """The static files by name: few and small, so they are kept. The look is that of the jobs' pages."""
+    own = resources.files("offramp.server") / "static"
+    look = resources.files("offramp.runtime") / "jobs" / "pages" / "look.css"
     return {
         file.name: (file.read_bytes(), _TYPES[suffix])
-        for file in folder.iterdir()
+        for file in [*own.iterdir(), look]
         if (suffix := "." + file.name.rpartition(".")[2]) in _TYPES
     }
 

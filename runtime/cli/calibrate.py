@@ -18,7 +18,7 @@ from offramp.runtime.errors import InputError
 from offramp.runtime.files import write_atomically
 from offramp.runtime.jobs.bundles.time_model import measure_times
 from offramp.runtime.jobs.calibrating.calibrate import calibrate
-from offramp.runtime.jobs.calibrating.report import REPORT
+from offramp.runtime.jobs.calibrating.report.document import REPORT
 from offramp.runtime.jobs.calibrating.result import Calibrated, CalibrationRefused
 from offramp.runtime.jobs.calibrating.targets import DEFAULT, AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, Target
 from offramp.runtime.jobs.data.opened import OpenedRecords, open_records, own_logits

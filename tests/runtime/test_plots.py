@@ -29,6 +29,13 @@ def test_a_reliability_diagram_has_bars_at_the_accuracy_and_a_curve(data):
     heights = [bar.get_height() for bar in ax.containers[0]]
     np.testing.assert_allclose(heights, table.accuracy[table.count > 0])
     assert f"{metrics.ece(p, y, 10):.4f}" in ax.get_title()
+    assert [text.get_text() for text in ax.texts] == [f"{n:,}" for n in table.count[table.count > 0]]
+    assert ", n = 500" in ax.get_title()
+    bands = [band.get_paths()[0].vertices[:, 1] for band in ax.collections]
+    wanted = [
+        metrics.share_interval(round(a * n), int(n)) for a, n in zip(table.accuracy, table.count, strict=True) if n
+    ]
+    np.testing.assert_allclose([(band.min(), band.max()) for band in bands], wanted)
     assert len(ax.lines) == 2
     assert len(plots.reliability_diagram(p, y, smooth=False).lines) == 1
 
@@ -56,13 +63,19 @@ def test_exit_shares_stack_to_one():
         plots.exit_shares({"a": [1.0], "b": [0.5, 0.5]})
 
 
-def test_eefp_bars_mark_the_exit_that_has_none():
+def test_eefp_bars_leave_out_the_exit_that_has_none():
     random = np.random.default_rng(2)
     s = random.normal(size=(3, 200))
     correct = s + random.normal(size=(3, 200)) > 0
     ax = drawn(plots.eefp_bars(s, correct))
-    np.testing.assert_allclose([bar.get_height() for bar in ax.patches], np.nan_to_num(metrics.eefp(s, correct)))
-    assert [text.get_text() for text in ax.texts] == ["n/a"]
+    np.testing.assert_allclose([bar.get_height() for bar in ax.patches], metrics.eefp(s, correct)[:2])
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", "1"]
+    assert not ax.texts
+
+
+def test_classes_of_one_name_have_a_bar_each(data):
+    p, y, _, _ = data
+    assert len(drawn(plots.cwmcs_by_class(p, y, classes=["same"] * 6)).patches) == 6
 
 
 def test_classes_are_sorted_by_miscalibration_and_thinned(data):

@@ -17,7 +17,7 @@ def test_a_page_and_all_it_loads_come_from_this_server(client, page):
             loaded = re.findall(r'(?:src|href)="([^"]+)"', reply.text)
             assert all(link.startswith("/") for link in loaded)
             pending += [link for link in loaded if link.startswith("/static/") and link not in seen]
-    assert len(seen) == 3
+    assert len(seen) == 4, "a page, the look of all pages, its own style and its script"
 
 
 def test_the_live_page_reads_only_metrics_that_exist(client):

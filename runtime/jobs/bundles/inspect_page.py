@@ -3,6 +3,9 @@
 from html import escape
 
 from offramp.runtime.jobs.bundles.inspect import InsideCascade, Inspection, Part
+from offramp.runtime.jobs.pages.look import document, folded, section
+from offramp.runtime.jobs.pages.tables import plain_table
+from offramp.runtime.jobs.pages.terms import Terms
 
 _CARRIED = ["tensor", "type", "shape", "batch axis", "pad", "bytes a row"]
 _SEGMENTS = ["graph", "blocks", "FLOPs a row", "nodes", "file"]
@@ -76,17 +79,22 @@ def page(found: Inspection) -> str:
     """The picture and the tables as one HTML document that needs no network."""
     sizes = ", ".join(f"{axis} = {size}" for axis, size in found.sizes.items()) or "fixed sizes"
     head = f"{found.name} {found.version}: {len(found.blocks)} blocks, {found.classes} classes"
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{escape(head)}</title><style>:root{{color-scheme:light dark}}body{{font:15px system-ui,sans-serif;"
-        "max-width:60rem;margin:2rem auto;padding:0 1rem}table{border-collapse:collapse;margin:1rem 0}"
-        "td,th{padding:.25rem .8rem;text-align:right;border-bottom:1px solid #8884}td:first-child,th:first-child"
-        "{text-align:left}svg{max-width:100%}</style>"
-        f"<h1>{escape(head)}</h1><p>At {escape(sizes)}; the fill is a block's FLOPs against the largest's.</p>"
-        f"{svg(found)}"
-        f"<h2>Carried tensors</h2>{_table(_CARRIED, _carried(found))}"
-        f"<h2>Merged graphs</h2>{_table(_SEGMENTS, _segments(found))}"
-        f"{_inside_cascade(found)}</html>\n"
+    terms = Terms()
+    caption = f"At {escape(sizes)}; the fill is a block's FLOPs against the largest's."
+    return document(
+        head,
+        [
+            f"<header><h1>{escape(head)}</h1></header>",
+            section(
+                "The cascade",
+                f"<figure class='cascade'>{svg(found)}<figcaption>{caption}</figcaption></figure>",
+            ),
+            section(terms.of("Carried tensors", "carried state"), plain_table(_CARRIED, _carried(found), terms)),
+            section(terms.of("Merged graphs", "segment"), plain_table(_SEGMENTS, _segments(found), terms)),
+            _inside_cascade(found, terms),
+            folded("Glossary", terms.glossary()),
+            terms.explained(),
+        ],
     )
 
 
@@ -96,14 +104,16 @@ def inside(found: Inspection, graph: InsideCascade) -> tuple[list[str], list[lis
     return head, [[str(k), *(f"{t * 1e3:.2f}" for t in times)] for k, times in enumerate(graph.seconds or ())]
 
 
-def _inside_cascade(found: Inspection) -> str:
+def _inside_cascade(found: Inspection, terms: Terms) -> str:
     graph = found.cascade_graph
     if graph is None:
         return ""
     head, rows = inside(found, graph)
-    return (
-        f"<h2>All in one graph</h2><p>{escape(graph.file)}, {readable(graph.file_bytes, 'B')}: every "
-        f"block and gate; rows that stay are gathered inside.</p>{_table(head, rows) if rows else ''}"
+    return section(
+        terms.of("All in one graph", "cascade graph"),
+        f"<p>{escape(graph.file)}, {readable(graph.file_bytes, 'B')}: every block and gate; rows that stay are "
+        "gathered inside.</p>",
+        plain_table(head, rows) if rows else "",
     )
 
 
@@ -116,10 +126,3 @@ def _segments(found: Inspection) -> list[list[str]]:
         [p.file, f"{p.blocks[0]}-{p.blocks[1]}", readable(p.flops), str(p.nodes), readable(p.file_bytes, "B")]
         for p in found.segments
     ]
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    def line(cells: list[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    return "<table>" + line(head, "th") + "".join(line(row, "td") for row in rows) + "</table>"

@@ -34,11 +34,12 @@ class TimeModel:
     """Expected time: Σ, over the stages that the open exits need, of the stage's time at the rows expected there.
 
     exit_ms: (J,) milliseconds of one row by itself that leaves at each exit, all exits open. stages: those that run
-    with these exits open.
+    with these exits open. source: "measured" or "given".
     """
 
     exit_ms: tuple[float, ...]
     stages: Callable[[tuple[int, ...]], Sequence[StageTime]]
+    source: str = "measured"
 
     @classmethod
     def measured(cls, manifest: Manifest, timings: Timings) -> "TimeModel":
@@ -78,7 +79,7 @@ class TimeModel:
                 for before, stop in zip([-1, *stops], stops, strict=False)
             ]
 
-        return cls(tuple(t.tolist()), stages)
+        return cls(tuple(t.tolist()), stages, "given")
 
     def leaving(self, opened: tuple[int, ...]) -> tuple[float, ...]:
         """(J,) milliseconds of one row by itself that leaves at each exit, if these exits are open (and no other)."""

@@ -10,9 +10,8 @@ The stages are split, choose, compare and publish. Each gives a frozen result, a
 import dataclasses
 import datetime
 import hashlib
-import platform
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,14 @@ from offramp.runtime.calibration_file import Calibration, encode_calibration
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.auditing.audit import audit_records
 from offramp.runtime.jobs.bundles.time_model import TimeModel, measure_times
+from offramp.runtime.jobs.calibrating.about import about, versions_of
 from offramp.runtime.jobs.calibrating.choose_points import Asked, Progress, choose_points
 from offramp.runtime.jobs.calibrating.chooser import Cost
 from offramp.runtime.jobs.calibrating.comparison import compare, kept_points
 from offramp.runtime.jobs.calibrating.history import History
 from offramp.runtime.jobs.calibrating.looks import Look, how_often
-from offramp.runtime.jobs.calibrating.report import Subgroup
-from offramp.runtime.jobs.calibrating.report_page import report_files
+from offramp.runtime.jobs.calibrating.report.page import report_files
+from offramp.runtime.jobs.calibrating.report.subgroups import Subgroup
 from offramp.runtime.jobs.calibrating.result import Calibrated, CalibrationRefused
 from offramp.runtime.jobs.calibrating.selection import ROUTED, resolve
 from offramp.runtime.jobs.calibrating.shift import elsewhere
@@ -109,7 +109,8 @@ def calibrate(
             provenance["forced"] = list(compared.refused)
         made = Calibration(chosen.points, in_force.next_version, provenance=provenance, manifest=home.digest)
         notes = (*opened.notes, *doubts, *verdict, *said)
-        result = Calibrated(made, rows, chosen, moved, compared, notes, classes, kept=kept)
+        origin = about(home.manifest, rows.everything, chosen.chooser.times)
+        result = Calibrated(made, rows, chosen, moved, compared, notes, classes, kept=kept, about=origin)
         if report:  # on what these rows say: nothing of points that are only kept
             result = dataclasses.replace(result, files=report_files(result, groups))
         result = dataclasses.replace(result, calibration=dataclasses.replace(made, points={**chosen.points, **kept}))
@@ -225,12 +226,3 @@ def _provenance(opened: OpenedRecords, rows: SplitRows, asked: Asked, command: s
         "versions": versions_of(),
         "command": command,
     }
-
-
-def versions_of() -> dict[str, str]:
-    """What took part, for the report: a result is only the same with the same."""
-    found = {"python": platform.python_version()}
-    for name in ("offramp", "numpy", "scipy", "onnxruntime"):
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found

@@ -27,7 +27,7 @@ class Calibrated:
     and the verdict of the routing's audit. classes: their names, where there is a bundle. files: report.html and
     metrics.json. kept: operating points of the calibration in force that weren't asked for again; they are in
     `calibration` and in `points`, and nothing here measured them. written: the folder in history/, None until it
-    is published.
+    is published. about: model, date, machine and where times come from (see `about`).
     """
 
     calibration: Calibration
@@ -40,6 +40,7 @@ class Calibrated:
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     kept: Mapping[str, OperatingPoint] = field(default_factory=dict)
     written: Path | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def split(self) -> Split:

@@ -29,7 +29,7 @@ def unlike(rows: SplitRows) -> list[str]:
         if not inside.any() or inside.all():
             continue
         for what, values in (("labels", labelled.truth), ("accuracy of the last exit", labelled.correct[-1])):
-            table = _table(np.unique(values, return_inverse=True)[1], inside.astype(np.int64))
+            table = contingency(np.unique(values, return_inverse=True)[1], inside.astype(np.int64))
             names.append((part, what))
             p_values.append(stats.chi2_contingency(table, correction=True).pvalue if table.shape[1] > 1 else np.nan)
         for j, score in enumerate(labelled.score):
@@ -47,8 +47,8 @@ def unlike(rows: SplitRows) -> list[str]:
     ]
 
 
-def _table(values: Ints, inside: Ints) -> Ints:
-    """(2, K) counts outside and inside a part; values too rare to be tested by themselves are one."""
+def contingency(values: Ints, inside: Ints) -> Ints:
+    """(2, K) counts outside (0) and inside (1) a part; values too rare to be tested by themselves are one."""
     counts = np.stack([np.bincount(values[inside == side], minlength=values.max() + 1) for side in (0, 1)])
     expected = counts.sum(axis=0) * counts.sum(axis=1).min() / counts.sum()
     rare = expected < LEAST_EXPECTED

@@ -1,77 +1,21 @@
-"""The numbers of a calibration report: tables of flat lines, all measured on test rows, JSON-able."""
-
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+"""Figures by exit: each on all test rows, and as the operating points use it. All JSON-able."""
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 from offramp.runtime import metrics, scores
 from offramp.runtime.arrays import Array, Ints
 from offramp.runtime.calibration import Calibrator, get
-from offramp.runtime.errors import InputError
-from offramp.runtime.jobs.calibrating.result import Calibrated
-from offramp.runtime.jobs.data.expected import Line, expected, flat
+from offramp.runtime.jobs.data.expected import Line
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows, evenly, outcome_of
 from offramp.runtime.jobs.plain_json import number
 from offramp.runtime.points import OperatingPoint
+from offramp.runtime.simulate import Simulation
 
-REPORT, METRICS = "report.html", "metrics.json"
 # Tables by class read whole probability vectors: of this many values at most.
 CLASSWISE_VALUES = 1 << 22
 # A class is called over- or under-confident from this many rows on.
 LEAST_OF_A_CLASS = 5
 MOST_CLASSES = 5
 NONE = (float("nan"), float("nan"))
-
-
-@dataclass(frozen=True)
-class Subgroup:
-    """A name and one value a row of the records, as text: rows of one value are a group."""
-
-    name: str
-    values: NDArray[Any]
-
-    @classmethod
-    def of(cls, name: str, values: ArrayLike, rows: int) -> "Subgroup":
-        """Raises InputError unless there is one plain value a row."""
-        found = np.asarray(values)
-        if found.shape != (rows,) or found.dtype.kind not in "biufSU":
-            raise InputError(
-                f"subgroup {name!r}: expected one value a row, {rows} of them, got {found.dtype} {found.shape}."
-            )
-        return cls(name, found.astype(str))
-
-
-def metrics_of(result: Calibrated, groups: Subgroup | None = None) -> dict[str, Any]:
-    """Everything the report shows."""
-    test, points, chooser = result.test, result.calibration.points, result.chosen.chooser
-    right = test.correct
-    best = metrics.oracle(right, test.flops)
-    return {
-        "schema": "offramp-metrics/1",
-        "version": result.calibration.version,
-        "operating_points": result.points,
-        "kept": [{"point": name, **flat(point.expected)} for name, point in result.kept.items()],
-        "oracle": {"accuracy": number(best.accuracy), "flops_fraction": number(best.cost / test.full_flops)},
-        "frontier": [
-            {"flops_fraction": p.cost, "drop": p.drop, "rows": len(chooser.propose)} for p in chooser.frontier()
-        ],
-        "promises": result.promises,
-        "estimates": result.estimates,
-        "exits": exits_alone(test, None if chooser.times is None else chooser.times.exit_ms),
-        "exits_at_points": [line for name, point in points.items() for line in exits_at(name, point, test)],
-        "tried": result.tried,
-        "compared": result.compared,
-        "refused": result.refused,
-        "unmet": result.unmet,
-        "notes": result.notes,
-        "shifts": result.shifts,
-        "shift_promises": result.shift_promises,
-        "shift_estimates": result.shift_estimates,
-        "subgroups": [] if groups is None else subgroups(groups, points, test),
-        "provenance": dict(result.provenance),
-    }
 
 
 def exits_alone(test: LabelledRows, times: tuple[float, ...] | None = None) -> list[Line]:
@@ -114,7 +58,7 @@ def _ranked(found: metrics.RankingIntervals) -> Line:
     return _ends("auroc_f", found.auroc_f) | _ends("aurc", found.aurc) | _ends("augrc", found.augrc)
 
 
-def exits_at(name: str, point: OperatingPoint, test: LabelledRows) -> list[Line]:
+def exits_at(name: str, point: OperatingPoint, test: LabelledRows, outcome: Simulation | None = None) -> list[Line]:
     """An operating point's exits, on the test rows that reach each; confidence before and after calibration.
 
     …_low and …_high: 95% intervals. n_confce_corr and n_lince_cw have none, so theirs are None: what they estimate
@@ -122,7 +66,7 @@ def exits_at(name: str, point: OperatingPoint, test: LabelledRows) -> list[Line]
     nothing alone. How sure such a comparison is stands in `tried`. ECE's is of all such rows, so it can lie below
     the ECE that is seen, which noise lifts.
     """
-    outcome = outcome_of(test, point)
+    outcome = outcome_of(test, point) if outcome is None else outcome
     table = []
     for j in point.exits:
         reach, leave = np.flatnonzero(outcome.exit >= j), outcome.exit == j
@@ -205,30 +149,3 @@ def _by_class(p: Array, y: Ints, label: Ints) -> Line:
         "under_confident": named(order[::-1][gap[order[::-1]] < 0][:MOST_CLASSES]),
         "over_confident_share": float((gap[known] > 0).mean()) if len(known) else None,
     }
-
-
-def subgroups(groups: Subgroup, points: Mapping[str, OperatingPoint], test: LabelledRows) -> list[Line]:
-    """Each point's figures on each group of test rows."""
-    table = []
-    values = groups.values[test.rows]
-    for value in np.unique(values).tolist():
-        rows = np.flatnonzero(values == value)
-        part = test.take(rows)
-        for point_name, point in points.items():
-            outcome = outcome_of(part, point)
-            right = outcome.label == part.truth
-            figures = expected(part, point, outcome)
-            interval = figures["intervals"]
-            table.append(
-                {
-                    "subgroup": groups.name,
-                    "value": str(value),
-                    "point": point_name,
-                    "rows": len(rows),
-                    **{key: figures[key] for key in ("accuracy", "drop", "risk", "coverage", "flops_fraction")},
-                    "accuracy_low": None if interval["accuracy"] is None else interval["accuracy"][0],
-                    "accuracy_high": None if interval["accuracy"] is None else interval["accuracy"][1],
-                    "confidence_minus_accuracy": number((outcome.confidence - right).mean()),
-                }
-            )
-    return table

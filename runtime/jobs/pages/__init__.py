@@ -1,0 +1,1 @@
+"""What the jobs' pages share: one look, tables, drawings, and the field's terms explained."""
