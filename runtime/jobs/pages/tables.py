@@ -54,6 +54,11 @@ def threshold(value: Any) -> str:
     return known[value] if value in known else f"{value:.3f}".replace("-", "−")
 
 
+def abstains(value: Any) -> str:
+    """An abstain_below as JSON has it."""
+    return {"-inf": "never", "inf": "always"}.get(value) or threshold(value)
+
+
 _CLASSES: dict[Format, str] = {text: "text", long: "text long", name: "text name"}
 
 

@@ -5,6 +5,7 @@ from offramp.runtime.jobs.pages.tables import (
     NONE,
     Column,
     Format,
+    abstains,
     count,
     flag,
     four,
@@ -13,7 +14,6 @@ from offramp.runtime.jobs.pages.tables import (
     name,
     percent,
     text,
-    threshold,
 )
 
 
@@ -74,7 +74,7 @@ CHECKS = [
     Column("p (Holm)", "p_holm", four),
 ]
 ABSTAIN = [
-    Column("abstain_below", "abstain_below", threshold, "abstention"),
+    Column("abstains below", "abstain_below", abstains, "abstention"),
     Column("as confidence", "abstain_below_confidence", percent, "confidence"),
 ]
 CLASSES = [

@@ -58,14 +58,18 @@ class Measured:
     def thresholds(self) -> list[Line]:
         """A line a point: its threshold at each exit and its abstain_below, as calibration.json has them.
 
-        abstain_below_confidence: the same as a probability.
+        abstain_below_confidence: the same as a probability, None where that is always or never.
         """
         return [
             {
                 "point": name,
                 **{f"exit_{j}": encode_number(t) for j, t in enumerate(point.thresholds)},
                 "abstain_below": encode_number(point.abstain_below),
-                "abstain_below_confidence": float(sigmoid(np.float64(point.abstain_below))),
+                "abstain_below_confidence": _finite(point.abstain_below),
             }
             for name, point in self.points.items()
         ]
+
+
+def _finite(log_odds: float) -> float | None:
+    return float(sigmoid(np.float64(log_odds))) if np.isfinite(log_odds) else None

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from made_records import made_up
-from offramp.runtime import Records, metrics
+from offramp.runtime import metrics
 from offramp.runtime.jobs import AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, calibrate
 from offramp.runtime.jobs.calibrating.report.page import report_files
+from offramp.runtime.jobs.data.expected import expected
 from pages import BROWSER, Page, laid_out
 
 ODD = "<b>$x_1$ & “ünï” 中文"
@@ -68,6 +69,8 @@ def test_what_is_asked_first_comes_first_and_the_rest_is_folded(page, found):
         "Exits, each on all test rows",
         f"Calibrators that were tried ({len(found['tried'])})",
         "Subgroups",
+        "Where this comes from",
+        "Glossary",
     ):
         assert heading in page.headings
     folded = [attrs for tag, attrs in page.tags if tag == "details"]
@@ -204,19 +207,11 @@ def right(records):
     return replace(records, truth=np.asarray(records.label[-1]))
 
 
-def repeated():
-    """Every row is the same one, so that all are in one part."""
-    one = made_up(rows=1, seed=3)
-    many = {key: np.repeat(getattr(one, key), 60, axis=1) for key in ("logits", "score", "label", "flops")}
-    return Records(**many, truth=np.repeat(one.label[-1], 60))
-
-
 EDGES = {
     "one exit": made_up(rows=200, exits=1),
     "one class": made_up(rows=200, classes=1),
     "one label": replace(made_up(rows=200), truth=np.zeros(200, np.int64)),
     "no error": right(made_up(rows=200)),
-    "no test row": repeated(),
     "many classes": made_up(rows=1200, exits=2, classes=1000),
 }
 
@@ -227,8 +222,29 @@ def test_any_data_makes_a_page(records, tmp_path):
     result = calibrate(None, records, targets=targets, calibrators="none", out=tmp_path / "o", dry_run=True, force=True)
     text = result.files["report.html"].decode()
     assert not Page(text).unclosed
-    assert not re.search(r"\bnan\b|\bNone\b", " ".join(Page(text).text), re.IGNORECASE)
+    assert not re.search(r"\bnan\b|\bNone\b(?!:)", " ".join(Page(text).text))
     assert json.loads(result.files["metrics.json"])["model"]["classes"] == records.logits[0].shape[1]
+
+
+def test_without_a_test_row_nothing_is_drawn_and_nothing_is_shown(result):
+    split = replace(result.rows.split, test=np.arange(0))
+    rows = replace(result.rows, split=split)
+    points = {name: replace(p, expected=expected(rows.test, p)) for name, p in result.chosen.points.items()}
+    empty = replace(
+        result,
+        rows=rows,
+        chosen=replace(result.chosen, points=points),
+        calibration=replace(result.calibration, points=points),
+    )
+    files = report_files(empty)
+    page = Page(files["report.html"].decode())
+    words = " ".join(page.text)
+    assert not page.unclosed
+    assert "No row was kept to measure it on." in words
+    assert "Not drawn: Accuracy against FLOPs: there is no test row" in words
+    assert {row["held"] for row in page.table("point", "promise", "at most", "δ")} == {"not shown"}
+    assert not re.search(r"\bnan\b|\bNone\b(?!:)", words)
+    assert json.loads(files["metrics.json"])["confident_mistakes"] == []
 
 
 def test_forty_points_make_a_page_that_is_not_forty_times_as_long(tmp_path):
