@@ -86,7 +86,8 @@ def _points(found: Found, cost: str, terms: Terms) -> str:
         f"{percent(oracle['flops_fraction'])} of the {escape(cost)}."
     )
     if times:
-        caption += f" Times are of one row by itself, {escape(str(found['times']))} on the machine named above."
+        how = "as they were given" if found["times"] == "given" else "measured on the machine named above"
+        caption += f" Times are of one row by itself, {how}."
     return section("Operating points", table(_costs(wanted, cost), lines, terms, caption))
 
 
