@@ -99,7 +99,7 @@ def test_the_tables_say_what_the_numbers_are(page, found):
         assert shown["point"] == line["point"]
         assert shown["accuracy"].startswith(f"{line['accuracy']:.2%} [")
         assert shown["ms a row"].startswith(f"{line['ms']:.4g} [")
-    promises = page.table("point", "promise", "at most", "δ")
+    promises = page.table("point", "promise", "at most", "held", "seen in test", "δ")
     for shown, line in zip(promises, found["promises"], strict=True):
         assert shown["held"] == {True: "yes", False: "no", None: "not shown"}[line["held"]]
         counted = "errors" if line["errors"] is not None else "lost"
@@ -242,7 +242,9 @@ def test_without_a_test_row_nothing_is_drawn_and_nothing_is_shown(result):
     assert not page.unclosed
     assert "No row was kept to measure it on." in words
     assert "Not drawn: Accuracy against FLOPs: there is no test row" in words
-    assert {row["held"] for row in page.table("point", "promise", "at most", "δ")} == {"not shown"}
+    assert {row["held"] for row in page.table("point", "promise", "at most", "held", "seen in test", "δ")} == {
+        "not shown"
+    }
     assert not re.search(r"\bnan\b|\bNone\b(?!:)", words)
     assert json.loads(files["metrics.json"])["confident_mistakes"] == []
 
