@@ -21,11 +21,10 @@ from offramp.runtime import scores
 from offramp.runtime.jobs.calibrating.choice import MARGIN
 from offramp.runtime.jobs.calibrating.choose_points import Asked, choose_points
 from offramp.runtime.jobs.calibrating.guarantee import planned, tested
-from offramp.runtime.jobs.calibrating.rules import Rule, judge, propose
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Guarantee
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows, Picked, outcome_of
 from offramp.runtime.jobs.data.splits import split_labelled
-from offramp.runtime.thresholds import risk_control, sgr
+from offramp.runtime.thresholds import Rule, judge, risk_control, search, sgr
 
 DELTA, RISK = 0.05, 0.05
 CERTIFYING = (200, 825, 2750)
@@ -169,7 +168,7 @@ def guarantee_cell(name: str, certifying: int, draws: int) -> dict:
     cost = fresh.flops.astype(np.float64)
     large = rows_of(*population(rng, 20_000))
     oracle = 1.0
-    for rule in sorted(propose(large.score, large.correct, large.flops.astype(float)), key=lambda rule: rule.cost):
+    for rule in sorted(search(large.score, large.correct, large.flops), key=lambda rule: rule.cost):
         true = judge("", rule.thresholds, fresh.score, fresh.correct, cost)
         if true.drop <= epsilon:
             oracle = true.cost
@@ -179,7 +178,7 @@ def guarantee_cell(name: str, certifying: int, draws: int) -> dict:
     target = Guarantee(epsilon, DELTA)
     for _ in range(math.ceil(draws / CERTIFIED)):
         proposing = rows_of(*population(rng, round(certifying * 45 / 27.5)))
-        rules = propose(proposing.score, proposing.correct, proposing.flops.astype(np.float64))
+        rules = search(proposing.score, proposing.correct, proposing.flops)
         sequence = [rule.thresholds for rule in safest_first(rules, epsilon)]
         plan = planned(rules, certifying, target, proposing)
         method = f"{plan.test.bound} on {plan.test.loss}"

@@ -8,10 +8,9 @@ from typing import Literal
 import numpy as np
 from offramp.runtime.arrays import Array, Bools, Floats
 from offramp.runtime.jobs.calibrating.choice import Choice
-from offramp.runtime.jobs.calibrating.rules import Rule
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Guarantee, percent
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows
-from offramp.runtime.thresholds import RiskControl, expected_coverage, leave_at, risk_control
+from offramp.runtime.thresholds import RiskControl, Rule, expected_coverage, leave_at, risk_control
 from offramp.runtime.thresholds.risk_control import STAKES, best_stakes
 
 # A promise on exits is tested along at most this many rules: each is one more at which the walk may end, and
