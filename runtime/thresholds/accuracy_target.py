@@ -36,7 +36,7 @@ def accuracy_target(
     """The cheapest rule with accuracy drop ≤ `drop`, by a margin of `standard_errors` of its own error.
 
     scores, correct: (J, N). flops: (J,) or (J, N) cumulative cost. drop ≥ 0, of the last exit's accuracy on the same
-    rows. What leaving early gains counts only beyond two standard errors. Of rules that cost the same within 2% the
+    rows. What leaving early gains counts only beyond one standard error more. Of rules that cost the same within 2% the
     simplest is taken: fewer exits, then fewer thresholds (see `search`).
     """
     if not drop >= 0 or not standard_errors >= 0:

@@ -69,9 +69,9 @@ class Rule:
         return len(self.exits), sum(np.isfinite(bar) for bar in self.thresholds)
 
     def drop_in_hand(self, standard_errors: float) -> float:
-        """The drop, with standard errors in hand. What leaving early seems to gain counts only beyond two of them."""
-        kept = self.drop + (standard_errors + 2) * self.margin
-        return min(max(self.drop, 0.0) + standard_errors * self.margin, kept)
+        """The drop, with standard errors in hand. What leaving early seems to gain counts only beyond one more."""
+        gained = self.drop + (standard_errors + 1) * self.margin
+        return min(max(self.drop, 0.0) + standard_errors * self.margin, gained)
 
 
 def search(

@@ -46,7 +46,7 @@ def test_no_rule_with_one_bar_is_cheaper_within_the_drop(seed, exits, drop, marg
     found = thresholds.accuracy_target(scores, correct, cost, drop, standard_errors=margin)
     within = [1.0]
     for spent, lost, error in (outcome(scores, correct, cost, bars) for bars in one_bar_for_any_exits(scores)):
-        if min(max(lost, 0.0) + margin * error, lost + (margin + 2) * error) <= drop + 1e-12:
+        if min(max(lost, 0.0) + margin * error, lost + (margin + 1) * error) <= drop + 1e-12:
             within.append(spent)
     assert found.cost <= min(within) * 1.02 + 1e-9
     spent, lost, error = outcome(scores, correct, cost, found.thresholds)
