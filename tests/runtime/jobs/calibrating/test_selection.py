@@ -1,11 +1,21 @@
 """Which calibrator serves an exit, and why."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from made_records import made_up
 from offramp.runtime import OperatingPoint, calibration, metrics, scores
 from offramp.runtime.jobs.calibrating.comparison import compare_points
-from offramp.runtime.jobs.calibrating.selection import AUTO, FOLDS, Selector, pooled, resolve
+from offramp.runtime.jobs.calibrating.selection import (
+    AUTO,
+    FOLDS,
+    Measured,
+    Selector,
+    decide,
+    pooled,
+    resolve,
+)
 from offramp.runtime.jobs.data.labelled_rows import labelled_rows
 from offramp.runtime.jobs.data.opened import own_logits
 from offramp.runtime.points import full
@@ -129,6 +139,53 @@ def test_names_are_resolved_simplest_first():
     assert resolve("auto", True)[-1] == "ar_condcal"
     assert resolve("none", False) == ("identity",)
     assert resolve(["cwmcs", "temperature"], False) == ("identity", "temperature", "cwmcs")
+
+
+def measured(confce, loss, rise=0.0, eefp_upper=0.0, spread=0.1):
+    """A calibrator on 400 rows as the judge would have measured it; LinCE^cw is 1 + rise of each group."""
+    rng = np.random.default_rng(0)
+    return Measured(
+        confce=confce,
+        confce_draws=confce + spread * rng.standard_normal(400) * confce,
+        losses=loss + 0.1 * loss * np.sin(np.arange(400)),
+        lince_gram=np.eye(64) * (1 + rise),
+        rows=400,
+        classes=2,
+        eefp=0.8,
+        eefp_raw=0.8,
+        eefp_upper=eefp_upper,
+        ece=0.0,
+        preserves_argmax=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("confce", "loss", "wins"),
+    [(0.9, 0.6, "temperature"), (1.1, 0.4, "temperature"), (1.1, 0.6, "identity"), (1.0, 0.5, "identity")],
+)
+def test_the_temperature_stands_if_it_lowers_one_truthful_error(confce, loss, wins):
+    tried = {"identity": measured(1.0, 0.5), "temperature": measured(confce, loss)}
+    assert decide((0,), tried)[0] == wins
+
+
+def test_another_serves_only_beyond_chance_and_ece_decides_nothing():
+    stands = {"identity": measured(3.0, 0.9), "temperature": measured(1.0, 0.5)}
+    assert decide((0,), stands | {"beta": measured(0.5, 0.5)})[0] == "beta"
+    noisy = replace(measured(0.5, 0.5), confce_draws=np.random.default_rng(1).normal(0.5, 1.0, 400))
+    assert decide((0,), stands | {"beta": noisy})[0] == "temperature"
+    assert decide((0,), stands | {"beta": replace(noisy, losses=measured(1.0, 0.4).losses)})[0] == "beta"
+    praised = {name: replace(m, ece=0.5) for name, m in stands.items()} | {"beta": noisy}
+    assert decide((0,), praised)[0] == "temperature"
+
+
+@pytest.mark.parametrize(
+    ("rise", "eefp_upper", "wins"), [(0.05, 0.0, "beta"), (0.9, 0.0, "identity"), (0.0, -0.01, "identity")]
+)
+def test_who_harms_the_classes_or_the_order_significantly_is_refused(rise, eefp_upper, wins):
+    tried = {"identity": measured(3.0, 0.9), "beta": measured(0.5, 0.3, rise, eefp_upper)}
+    winner, lines = decide((0,), tried)
+    assert winner == wins
+    assert lines[1].eligible == (wins == "beta")
 
 
 def turns(rows, seed):
