@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 from harness import save, table
 from offramp.runtime import scores
-from offramp.runtime.jobs.calibrating.choice import MARGIN
+from offramp.runtime.jobs.calibrating.choice import MARGIN, Choice
 from offramp.runtime.jobs.calibrating.choose_points import Asked, choose_points
-from offramp.runtime.jobs.calibrating.guarantee import planned, tested
-from offramp.runtime.jobs.calibrating.rules import Rule, judge, propose
-from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Guarantee
+from offramp.runtime.jobs.calibrating.chooser import Chooser
+from offramp.runtime.jobs.calibrating.guarantee import chosen, planned, tested
+from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guarantee
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows, Picked, outcome_of
 from offramp.runtime.jobs.data.splits import split_labelled
-from offramp.runtime.thresholds import risk_control, sgr
+from offramp.runtime.thresholds import Rule, judge, leave_at, risk_control, search, sgr, sgr_of_any
 
 DELTA, RISK = 0.05, 0.05
 CERTIFYING = (200, 825, 2750)
@@ -169,21 +169,21 @@ def guarantee_cell(name: str, certifying: int, draws: int) -> dict:
     cost = fresh.flops.astype(np.float64)
     large = rows_of(*population(rng, 20_000))
     oracle = 1.0
-    for rule in sorted(propose(large.score, large.correct, large.flops.astype(float)), key=lambda rule: rule.cost):
+    for rule in sorted(search(large.score, large.correct, large.flops), key=lambda rule: rule.cost):
         true = judge("", rule.thresholds, fresh.score, fresh.correct, cost)
         if true.drop <= epsilon:
             oracle = true.cost
             break
     figures: dict[str, list[tuple[float, bool]]] = {kind: [] for kind in (*RIVALS, "offramp")}
-    chosen: dict[str, int] = {}
+    tests: dict[str, int] = {}
     target = Guarantee(epsilon, DELTA)
     for _ in range(math.ceil(draws / CERTIFIED)):
         proposing = rows_of(*population(rng, round(certifying * 45 / 27.5)))
-        rules = propose(proposing.score, proposing.correct, proposing.flops.astype(np.float64))
+        rules = search(proposing.score, proposing.correct, proposing.flops)
         sequence = [rule.thresholds for rule in safest_first(rules, epsilon)]
         plan = planned(rules, certifying, target, proposing)
         method = f"{plan.test.bound} on {plan.test.loss}"
-        chosen[method] = chosen.get(method, 0) + 1
+        tests[method] = tests.get(method, 0) + 1
         for _ in range(CERTIFIED):
             certify = rows_of(*population(rng, certifying))
             for kind, options in RIVALS.items():
@@ -208,16 +208,93 @@ def guarantee_cell(name: str, certifying: int, draws: int) -> dict:
         "saves": float(np.mean([c < 1 for c, _ in figures["offramp"]])),
         "broken": {kind: float(np.mean([b for _, b in found])) for kind, found in figures.items()},
         "oracle": oracle,
-        "tests": chosen,
+        "tests": tests,
     }
 
 
 def _true(bars: tuple[float, ...], fresh: LabelledRows, cost: np.ndarray, epsilon: float) -> tuple[float, bool]:
-    if all(math.isinf(bar) for bar in bars[:-1]) and bars[0] > 0:
+    if all(bar == math.inf for bar in bars[:-1]):
         return 1.0, False
     true = judge("", bars, fresh.score, fresh.correct, cost)
     # A rule at the border of what is allowed isn't told from one beyond by this many rows.
     return true.cost, true.drop > epsilon + 2 * true.margin
+
+
+# ---------------------------------------------------------------- both at once
+
+
+def exits_like(chance: Chance, levels: int) -> Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]:
+    """Four exits whose last errs as in POPULATIONS; early ones err more, their scores are noisier."""
+
+    def population(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+        u = rng.random(n)
+        wrong = rng.random(n) < chance(u)
+        score, right = np.empty((4, n)), np.empty((4, n), bool)
+        for j, (noise, more) in enumerate(((0.25, 0.12), (0.15, 0.06), (0.08, 0.02), (0.0, 0.0))):
+            v = np.clip(u + noise * rng.normal(size=n), 1e-9, 1)
+            score[j] = np.ceil(v * levels) / levels if levels else v
+            hard = (rng.random(n) < more * (1 - v)) & (chance(u) < 1)
+            right[j] = ~wrong & ~hard
+        return score, right
+
+    return population
+
+
+TOGETHER = {name: exits_like(*POPULATIONS[name]) for name in POPULATIONS} | {
+    name: population for name, (population, _) in CASCADES.items()
+}
+
+
+def together_cell(name: str, certifying: int, draws: int) -> dict:
+    """Budget, guarantee and abstention as the job promises them at once: each by itself may be broken in delta."""
+    population, epsilon = TOGETHER[name], 0.01
+    rng = np.random.default_rng(certifying)
+    fresh = rows_of(*population(rng, MANY // 2))
+    budget, guarantee = Budget(0.5), Guarantee(epsilon, DELTA)
+    risk = AbstainRisk(RISK, DELTA)
+    kept: dict[str, dict[str, list[float]]] = {}
+    for _ in range(draws):
+        proposing, certify = (rows_of(*population(rng, n)) for n in (round(certifying * 45 / 27.5), certifying))
+        chooser = Chooser.of(proposing, certify, abstain=risk)
+        plan = planned(chooser.rules, certifying, guarantee, proposing, risk)
+        choices = {
+            "full": Choice(chooser.full.thresholds, {}),
+            "budget": chooser.choose(budget),
+            "guarantee": chosen(plan, tested(plan, certify, guarantee, proposing), chooser.full, certifying),
+        }
+        for point, choice in choices.items():
+            rivals = choice.rivals or (choice.thresholds,)
+            place = rivals.index(choice.thresholds)
+            here, before = (
+                tuple(map(np.stack, zip(*(_at(rows, bars) for bars in rivals), strict=True)))
+                for rows in (certify, proposing)
+            )
+            found = sgr_of_any(*here, place, RISK, DELTA * choice.share, proposing=before)
+            score, wrong = _at(fresh, choice.thresholds)
+            answered = (score >= found.threshold) & found.feasible
+            lines = kept.setdefault(point, {})
+            lines.setdefault("feasible", []).append(float(found.feasible))
+            lines.setdefault("answered", []).append(float(answered.mean()))
+            error = float(wrong[answered].mean()) if answered.any() else 0.0
+            noise = math.sqrt(RISK * (1 - RISK) / max(int(answered.sum()), 1))
+            lines.setdefault("risk broken", []).append(float(error > RISK + 2 * noise))
+            cost, drop_broken = _true(choice.thresholds, fresh, fresh.flops.astype(np.float64), epsilon)
+            lines.setdefault("cost", []).append(cost)
+            if point == "guarantee":
+                lines.setdefault("drop broken", []).append(float(drop_broken))
+            if point == "budget":
+                lines.setdefault("over budget", []).append(float(choice.unmet is None and cost > 0.5))
+    return {
+        "population": name,
+        "certifying": certifying,
+        "points": {point: {key: float(np.mean(v)) for key, v in lines.items()} for point, lines in kept.items()},
+    }
+
+
+def _at(rows: LabelledRows, bars: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) score at the exit where each row leaves, and whether it is wrong there."""
+    left, every = leave_at(rows.score, bars), np.arange(len(rows))
+    return rows.score[left, every].astype(np.float64), ~rows.correct[left, every]
 
 
 # ---------------------------------------------------------------- real rows
@@ -299,6 +376,20 @@ def guaranteeing(args: argparse.Namespace) -> list[dict]:
     return cells
 
 
+def together(args: argparse.Namespace) -> list[dict]:
+    with ProcessPoolExecutor(args.jobs) as pool:
+        todo = [(name, n, args.draws) for name in TOGETHER for n in args.certifying]
+        cells = list(pool.map(together_cell, *zip(*todo, strict=True)))
+    figures = ("feasible", "answered", "cost", "risk broken", "drop broken", "over budget")
+    lines = [
+        (cell["population"], str(cell["certifying"]), point, *(f"{at[f]:.3f}" if f in at else "" for f in figures))
+        for cell in cells
+        for point, at in cell["points"].items()
+    ]
+    print(table([("together", "certifying", "point", *figures), *lines]), flush=True)
+    return cells
+
+
 def resplitting(args: argparse.Namespace) -> dict:
     if args.records is None:
         raise SystemExit("--records: give clinc150_records.npz.")
@@ -307,12 +398,12 @@ def resplitting(args: argparse.Namespace) -> dict:
     return found
 
 
-PARTS = {"abstention": abstaining, "guarantee": guaranteeing, "clinc150": resplitting}
+PARTS = {"abstention": abstaining, "guarantee": guaranteeing, "together": together, "clinc150": resplitting}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["abstention", "guarantee"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["abstention", "guarantee", "together"])
     parser.add_argument("--draws", type=int, default=1000, help="a cell")
     parser.add_argument("--certifying", type=int, nargs="+", default=CERTIFYING, metavar="ROWS")
     parser.add_argument("--jobs", type=int, default=2)

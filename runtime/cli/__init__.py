@@ -38,7 +38,7 @@ COMMANDS = {
 EXAMPLES = {
     "export": "offramp export model.py:build --example model.py:example_inputs --dynamic model.py:axes --out bundle/",
     "record": "offramp record bundle/ val.npz --out records/",
-    "calibrate": "offramp calibrate bundle/ records/ --budget balanced=0.4 --max-drop 0.5%% --abstain-risk 2%%",
+    "calibrate": "offramp calibrate bundle/ records/ --budget balanced=0.4 --max-drop 0.5% --abstain-risk 2%",
     "history": "offramp history bundle/",
     "promote": "offramp promote bundle/ 3",
     "rollback": "offramp rollback bundle/",

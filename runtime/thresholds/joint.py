@@ -75,7 +75,10 @@ def joint_choice(
     for index in picked:
         bars = frontier[index].thresholds
         exits = leave_at(s[:, certifying], bars)
-        kept = sgr(odds[exits, certifying], ~right[exits, certifying], risk, delta / len(picked), method)
+        known = leave_at(s[:, proposing], bars)
+        begun = (odds[known, proposing], ~right[known, proposing]) if method == "fixed_sequence" else None
+        level = delta / len(picked)
+        kept = sgr(odds[exits, certifying], ~right[exits, certifying], risk, level, method, proposing=begun)
         spent = float(cost[exits, certifying][at].mean()) / full
         enough = kept.feasible and kept.coverage >= min_coverage
         choices.append(JointChoice(bars, kept.threshold, spent, kept, enough, min_coverage))

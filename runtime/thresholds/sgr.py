@@ -235,8 +235,9 @@ def _walks(ranks: Ints, known: Sequence[TiedSets], risk: float, delta: float) ->
     rng = np.random.default_rng(0)
     shape = (_RESAMPLES, len(ranks))
     wrong = rng.standard_gamma(errors + inside / total, shape)
-    rate = wrong / (wrong + rng.standard_gamma(np.maximum(inside - errors, 1e-9), shape))
-    k = np.cumsum(rng.binomial(np.diff(ranks, prepend=0), np.nan_to_num(rate)), axis=1)
+    both = wrong + rng.standard_gamma(np.maximum(inside - errors, 1e-9), shape)
+    rate = np.divide(wrong, both, out=np.zeros(shape), where=both > 0)  # shapes near 0 draw 0
+    k = np.cumsum(rng.binomial(np.diff(ranks, prepend=0), rate), axis=1)
     passed = (k < ranks) & (bdtr(k, ranks, risk) <= delta)
     # From a rank that passes the walk ends before the next that doesn't.
     failing = np.where(passed, len(ranks), np.arange(len(ranks)))

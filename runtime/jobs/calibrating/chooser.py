@@ -8,20 +8,20 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 import numpy as np
+from offramp.runtime import calibration
 from offramp.runtime.arrays import Floats
+from offramp.runtime.calibration import Platt
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.bundles.time_model import TimeModel
 from offramp.runtime.jobs.calibrating.choice import MARGIN, Choice
 from offramp.runtime.jobs.calibrating.guarantee import guarantee
-from offramp.runtime.jobs.calibrating.rules import Rule, propose
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, Target, percent
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows
-from offramp.runtime.thresholds import FrontierPoint, leave_at, pareto
+from offramp.runtime.thresholds import Rule, cheapest_within, leave_at, pareto, search
+from offramp.runtime.thresholds.search import EQUAL_COST
 
 Cost = Literal["flops", "ms"]
 _COSTS = {"flops": "FLOPs", "ms": "full model's time"}
-# Costs that differ by less are equal: a head more or less, a batch more or less.
-_EQUAL_COST = 0.02
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,22 @@ class Chooser:
                 "cost: ms needs the milliseconds of each exit: a bundle to measure on this machine, or times."
             )
         leaving = None if cost == "flops" or times is None else lambda opened: np.asarray(times.leaving(opened))
-        rules = propose(proposing.score, proposing.correct, proposing.flops.astype(np.float64), leaving)
-        return cls(proposing, certify, tuple(rules), times, cost, abstain)
+        rules = search(
+            proposing.score,
+            proposing.correct,
+            proposing.flops,
+            maps=_confidence_maps(proposing) if len(proposing) else None,
+            exit_cost=leaving,
+        )
+        return cls(proposing, certify, rules, times, cost, abstain)
 
     @property
     def full(self) -> Rule:
         return self.rules[0]
 
-    def frontier(self) -> tuple[FrontierPoint, ...]:
+    def frontier(self) -> tuple[Rule, ...]:
         """What no other rule beats in both cost and drop, on the proposing rows."""
-        return pareto([FrontierPoint(r.thresholds, r.cost, r.drop) for r in self.rules])
+        return pareto(self.rules)
 
     def choose(self, target: Target) -> Choice:
         """Thresholds for a target. Raises InputError where times are needed and there are none."""
@@ -104,7 +110,7 @@ class Chooser:
         best = min(rules, key=lambda rule: (rule.drop, rule.cost))
         mine = self._right(best)
         picked = best
-        simpler = [r for r in rules if r.complexity < best.complexity and r.cost <= best.cost * (1 + _EQUAL_COST)]
+        simpler = [r for r in rules if r.complexity < best.complexity and r.cost <= best.cost * (1 + EQUAL_COST)]
         for _, alike in itertools.groupby(sorted(simpler, key=_by_complexity), key=_by_complexity):
             passing = [r for r in _most_accurate(alike) if self._within_noise(mine, self._right(r))]
             if passing:
@@ -147,16 +153,11 @@ class Chooser:
         return choice
 
     def _max_drop(self, target: MaxDrop) -> Choice:
-        within = [rule for rule in self.rules if _drop_in_hand(rule) <= target.drop]
-        if within:
-            cheapest = min(rule.cost for rule in within)
-            # Equal within noise: the simplest.
-            alike = [rule for rule in within if rule.cost <= cheapest * (1 + _EQUAL_COST)]
-            best = min(alike, key=lambda rule: (rule.complexity, rule.cost, rule.drop))
-            if best.cost < 1:
-                return self._taken("accuracy target", best)
+        best = cheapest_within(self.rules, target.drop, MARGIN)
+        if best is not None:
+            return self._taken("accuracy target", best)
         saving = [rule for rule in self.rules if rule.cost < 1]
-        closest = min(map(_drop_in_hand, saving), default=math.inf)
+        closest = min((rule.drop_in_hand(MARGIN) for rule in saving), default=math.inf)
         least = (
             f"from {len(self.propose)} rows the smallest drop that saves anything is {percent(closest)}"
             if math.isfinite(closest) and closest < 1
@@ -179,9 +180,14 @@ class Chooser:
         return Choice(rule.thresholds, provenance, unmet)
 
 
-def _drop_in_hand(rule: Rule) -> float:
-    """The drop, with standard errors in hand. What leaving early seems to gain counts only beyond two of them."""
-    return min(max(rule.drop, 0.0) + MARGIN * rule.margin, rule.drop + (MARGIN + 2) * rule.margin)
+def _confidence_maps(rows: LabelledRows) -> tuple[Floats, Floats]:
+    """Each early exit's slope and intercept of P(right | score)."""
+    fitted = []
+    for s, right in zip(rows.score[:-1].astype(np.float64), rows.correct[:-1], strict=True):
+        one = calibration.get("platt")
+        assert isinstance(one, Platt)
+        fitted.append(one.fit_score(s, right))
+    return np.array([p.slope_ for p in fitted]), np.array([p.intercept_ for p in fitted])
 
 
 def _by_complexity(rule: Rule) -> tuple[int, int]:

@@ -8,10 +8,9 @@ from typing import Literal
 import numpy as np
 from offramp.runtime.arrays import Array, Bools, Floats
 from offramp.runtime.jobs.calibrating.choice import Choice
-from offramp.runtime.jobs.calibrating.rules import Rule
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Guarantee, percent
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows
-from offramp.runtime.thresholds import RiskControl, expected_coverage, leave_at, risk_control
+from offramp.runtime.thresholds import RiskControl, Rule, expected_coverage, leave_at, risk_control
 from offramp.runtime.thresholds.risk_control import STAKES, best_stakes
 
 # A promise on exits is tested along at most this many rules: each is one more at which the walk may end, and
@@ -88,10 +87,22 @@ def guarantee(
     besides.
     """
     plan = planned(rules, len(certify), target, propose, abstain)
-    answer = tested(plan, certify, target, propose)
+    choice = chosen(plan, tested(plan, certify, target, propose), rules[0], len(certify))
+    if choice.provenance["feasible"]:
+        return choice
+    least = _least(rules, certify, target, propose, abstain)
+    unmet = (
+        f"a drop of at most {percent(target.epsilon)} can't be promised at delta {percent(target.delta)} from "
+        f"{len(certify)} certifying rows, so every row runs the full model: {least}."
+    )
+    return replace(choice, unmet=unmet)
+
+
+def chosen(plan: Plan, answer: RiskControl, full: Rule, rows: int) -> Choice:
+    """What a plan came to on so many certifying rows, with what a further promise on them must be tested for."""
     provenance = {
         "method": f"risk control/ltt, {plan.test.bound} on {plan.test.loss} rows, fixed sequence",
-        "rows": len(certify),
+        "rows": rows,
         "candidates": len(plan.rules),
         "tested": answer.tested,
         "loss": answer.loss,
@@ -102,20 +113,14 @@ def guarantee(
         **_counts(certify, answer),
     }
     first, last = plan.likely
-    share = plan.share
-    rivals = (rules[0].thresholds, *(rule.thresholds for rule in plan.rules[first:last]))
+    rivals = (full.thresholds, *(rule.thresholds for rule in plan.rules[first:last]))
     like = rivals[1 + int(np.argmax(plan.shares[first:last]))] if first < last else None
-    if answer.feasible:
-        provenance["family"] = plan.rules[answer.index].family
-        if first <= answer.index < last:
-            return Choice(answer.thresholds, provenance, share=share, rivals=rivals, like=like)
-        return Choice(answer.thresholds, provenance, share=plan.shares[answer.index])
-    least = _least(rules, certify, target, propose, abstain)
-    unmet = (
-        f"a drop of at most {percent(target.epsilon)} can't be promised at delta {percent(target.delta)} from "
-        f"{len(certify)} certifying rows, so every row runs the full model: {least}."
-    )
-    return Choice(rules[0].thresholds, provenance, unmet, share=share, rivals=rivals, like=like)
+    if not answer.feasible:
+        return Choice(full.thresholds, provenance, share=plan.share, rivals=rivals, like=like)
+    provenance["family"] = plan.rules[answer.index].family
+    if first <= answer.index < last:
+        return Choice(answer.thresholds, provenance, share=plan.share, rivals=rivals, like=like)
+    return Choice(answer.thresholds, provenance, share=plan.shares[answer.index])
 
 
 def _counts(certify: LabelledRows, answer: RiskControl) -> dict[str, int]:

@@ -1,19 +1,23 @@
-"""Which calibrator serves an exit: fitted on `fit`, chosen on `select`, fitted again on both. Where rows are few
-the two parts take turns in folds, and every row is judged by a calibrator that hasn't seen it.
+"""Which calibrator serves an exit. The proposing rows take turns in folds, so that each is judged by a calibrator
+that hasn't seen it; where there are many logits, `fit` fits and `select` judges. The one chosen is fitted on both.
 
-The choice is by the corrected confidence error ConfCE^corr, which nobody can lower by reporting other than
-what is believed; LinCE^cw must be non-inferior and the early-exit failure prediction (EEFP) of the score not
-significantly lower. ECE is shown and decides nothing. What can't be told apart from the best, at 95%, goes to
-the simplest: a calibrator that didn't earn its place makes the confidence of few rows worse.
+The choice is by the corrected confidence error ConfCE^corr, which nobody can lower by reporting other than what is
+believed, and where that can't tell by the NLL of the label being right, which is truthful too and sees what averages
+out in a bin. A hedged temperature stands, which is little where rows are in doubt of it, and the identity if neither
+error is lower for the temperature: a test in favour of the identity would only tell how few the rows are (of 300 rows
+1.15 times too sharp it kept an ECE of .0463 where the temperature's was .0106). Another serves if it is better than
+what stands beyond chance. LinCE^cw must not be inferior and the early-exit failure prediction (EEFP) of the score not
+significantly lower. ECE is shown and decides nothing.
 """
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 
 import numpy as np
 from offramp.runtime import calibration, metrics, scores
-from offramp.runtime.arrays import Array, Bools, Floats, Ints
+from offramp.runtime.arrays import Array, Bools, Floats, Ints, group_sums
 from offramp.runtime.calibration import Calibrator
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows
@@ -40,12 +44,17 @@ ROUTED = "ar_condcal"
 LEAST_ROWS = 200
 # No more rows and logits than this are used a fit: errors of what is fitted shrink below any that shows.
 MOST_ROWS, MOST_VALUES = 20_000, 10_000_000
-# LinCE^cw may be this much higher than without calibration, as a share of it.
+# One of these stands, by what is lower; the others have more to fit, and need to be better beyond chance.
+SIMPLEST = ("identity", "temperature")
+# LinCE^cw is inferior if it's this much higher than without calibration, as a share of it, and significantly higher.
+# That the upper bound of the rise stays below can't be asked for: of 1,000 calibrated rows it refused the fitted
+# temperature 4 times in 5, as a change of one standard error moves the rise by 2/bins.
 MARGIN = 0.10
-# Below this many rows fit and select take turns, in so many folds: a few hundred rows tell nothing apart.
-FOLDED_ROWS, FOLDS = 2_000, 5
-# Standard errors within which two calibrators are a draw: 95%, one-sided.
-DRAW = 1.645
+# Up to this many logits rows take turns in so many folds; with more a third of them judges well enough.
+FOLDED_VALUES, FOLDS = 2_000_000, 5
+# Standard errors within which two calibrators are a draw: 95%, one-sided. Of k that are tried one is better than what
+# stands beyond chance at 1 − 5%/k.
+DRAW, CHANCE = 1.645, 0.05
 REPLICATES = 400
 GROUPS = 64
 
@@ -57,6 +66,7 @@ class Tried:
     confce_corr: n·ConfCE^corr; difference: its distance to the best eligible, with standard_error (bootstrap).
     lince_cw: n·LinCE^cw, lince_upper: upper 95% bound of its rise over the identity's, as a share of that.
     eefp: of the calibrated score against the raw one's, eefp_upper: upper 97.5% bound of the difference.
+    nll: of the label being right or wrong.
     """
 
     exits: tuple[int, ...]
@@ -118,11 +128,11 @@ class Selector:
         judge = _Judge(z, y, self._leave_here(group, judged), np.concatenate(judged), turn, self.seed)
         del z
         measured = {name: judge.measure(*answers.pop(name), _safe(name)) for name in names}
-        winner, lines = decide(group, len(y), measured)
+        winner, lines = decide(group, measured)
         if winner == "identity":
             return calibration.get("identity"), lines
         z, y, aux = self._data(group, _limited(rows, self.propose.classes, np.random.default_rng(self.seed)))
-        return calibration.get(winner).fit(z, y, aux=aux), lines
+        return fresh(winner).fit(z, y, aux=aux), lines
 
     def _held_out(
         self, group: tuple[int, ...], rows: list[Ints], names: Sequence[str]
@@ -130,21 +140,19 @@ class Selector:
         """Rows to judge on, the turn each had, and each calibrator's (log-odds, probabilities) there, fitted
         without them."""
         rng = np.random.default_rng(self.seed)
-        if sum(map(len, rows)) >= FOLDED_ROWS:
-            turns = [
-                (
-                    _limited([r[self.is_fit[r]] for r in rows], self.propose.classes, rng),
-                    _limited([r[~self.is_fit[r]] for r in rows], self.propose.classes, rng),
-                )
-            ]
-        else:
+        classes = self.propose.classes
+        some = _limited(rows, classes, rng)
+        if sum(map(len, some)) * classes <= FOLDED_VALUES:
             fold = rng.permutation(len(self.propose)) % FOLDS
-            turns = [([r[fold[r] != k] for r in rows], [r[fold[r] == k] for r in rows]) for k in range(FOLDS)]
+            turns = [([r[fold[r] != k] for r in some], [r[fold[r] == k] for r in some]) for k in range(FOLDS)]
+        else:
+            fitting = _limited([r[self.is_fit[r]] for r in rows], classes, rng)
+            turns = [(fitting, _limited([r[~self.is_fit[r]] for r in rows], classes, rng))]
         turns = [(fitting, judging) for fitting, judging in turns if sum(map(len, fitting)) and sum(map(len, judging))]
         made: dict[str, list[tuple[Floats, Array]]] = {name: [] for name in names}
         for fitting, judging in turns:
             z, y, aux = self._data(group, fitting)
-            fitted = {name: calibration.get(name).fit(z, y, aux=aux) for name in names}
+            fitted = {name: fresh(name).fit(z, y, aux=aux) for name in names}
             z, y, aux = self._data(group, judging)
             for name, one in fitted.items():
                 made[name].append((one.score({**aux, "logits": z}), one.apply(z, aux)))
@@ -180,6 +188,11 @@ class Selector:
         return np.concatenate([target[j, r] for j, r in zip(group, rows, strict=True)])
 
 
+def fresh(name: str) -> Calibrator:
+    """An unfitted calibrator as it is served: a temperature is hedged."""
+    return calibration.get(name, hedged=True) if name == "temperature" else calibration.get(name)
+
+
 def _safe(name: str) -> bool:
     return calibration.get(name).preserves_argmax
 
@@ -208,8 +221,9 @@ def _limited(rows: list[Ints], classes: int, rng: np.random.Generator) -> list[I
 class Measured:
     """A calibrator on the judging rows, with what it takes to compare two of them on the same resamples.
 
-    confce_draws: (R,) n·ConfCE^corr on resamples. lince_gram: (G, G) Σ over classes and bins of the products
-    of residual sums of G groups of rows; Σ of it is n²·C·LinCE^cw.
+    confce_draws: (R,) n·ConfCE^corr on resamples. losses: NLL of the label being right or wrong, summed by distinct
+    row: what two exits say of a row isn't independent. lince_gram: (G, G) Σ over classes and bins of the products of
+    residual sums of G groups of rows; Σ of it is n²·C·LinCE^cw.
     """
 
     confce: float
@@ -221,7 +235,7 @@ class Measured:
     eefp_raw: float
     eefp_upper: float
     ece: float
-    nll: float
+    losses: Floats
     preserves_argmax: bool
 
     def lince(self, weights: Floats | None = None) -> Floats:
@@ -241,6 +255,7 @@ class _Judge:
         self._shuffled = np.random.default_rng(seed).permutation(len(y))
         draws = np.random.default_rng(seed + 1)
         names, place = np.unique(rows, return_inverse=True)
+        self._place = place
         n = len(names)
         counts = np.concatenate(list(draw_counts(n, REPLICATES, draws)))
         self._counts = counts[:, place]
@@ -262,7 +277,7 @@ class _Judge:
             eefp_raw=eefp_raw,
             eefp_upper=upper,
             ece=metrics.ece(confidence, self._correct),
-            nll=float(np.logaddexp(0.0, np.where(wrong, odds, -odds)).mean()),
+            losses=group_sums(self._place, np.logaddexp(0.0, np.where(wrong, odds, -odds)), int(self._place.max()) + 1),
             preserves_argmax=safe,
         )
 
@@ -308,50 +323,20 @@ class _Judge:
         return float(np.mean(own)), float(np.mean(raw)), float(np.quantile(np.mean(draws, axis=0), 0.975))
 
 
-def decide(group: tuple[int, ...], rows: int, measured: dict[str, Measured]) -> tuple[str, list[Tried]]:
+def decide(group: tuple[int, ...], measured: dict[str, Measured]) -> tuple[str, list[Tried]]:
     """The winner's name, and a line for each calibrator saying why it won or didn't. Simplest first."""
-    plain = measured["identity"]
-    rng = np.random.default_rng(0)
-    groups = len(plain.lince_gram)
-    weights = rng.multinomial(groups, np.full(groups, 1 / groups), size=REPLICATES).astype(np.float64)
-    base, base_draws = float(plain.lince()[0]), plain.lince(weights)
-    upper, reasons = {}, {}
-    for name, m in measured.items():
-        rise = float(m.lince()[0]) - base
-        # Resampled squares carry the noise twice: their spread is used, not their place.
-        spread = float((m.lince(weights) - base_draws).std()) if name != "identity" else 0.0
-        upper[name] = (rise + 1.645 * spread) / base if base > 0 else 0.0
-        if not m.preserves_argmax:
-            reasons[name] = "may change the answer itself, so it isn't served beside the gate"
-        elif upper[name] > MARGIN:
-            reasons[name] = f"LinCE^cw may be {upper[name]:.1%} higher than without, more than {MARGIN:.0%}"
-        elif m.eefp_upper < 0:
-            reasons[name] = f"its score tells worse who should leave: EEFP {m.eefp:.4f} against {m.eefp_raw:.4f}"
+    upper, reasons = _refused(measured)
     eligible = [name for name in measured if name not in reasons]
     best = min(eligible, key=lambda name: measured[name].confce)
-    away = {
-        name: (
-            m.confce - measured[best].confce,
-            float((m.confce_draws - measured[best].confce_draws).std()),
-        )
-        for name, m in measured.items()
-    }
-    winner = next(name for name in eligible if away[name][0] <= DRAW * away[name][1])
+    away = {name: _further(m, measured[best]) for name, m in measured.items()}
+    winner, won = _winner({name: measured[name] for name in eligible})
     lines = []
     for name, m in measured.items():
-        if name == winner:
-            why = "lowest n·ConfCE^corr" if name == best else f"simplest that can't be told apart from {best}"
-        else:
-            why = reasons.get(name) or (
-                f"not better than the simpler {winner}"
-                if away[name][0] <= DRAW * away[name][1]
-                else f"n·ConfCE^corr {away[name][0]:.3g} above {best}'s, significantly"
-            )
         lines.append(
             Tried(
                 exits=group,
                 calibrator=name,
-                rows=rows,
+                rows=m.rows,
                 confce_corr=m.confce,
                 difference=away[name][0],
                 standard_error=away[name][1],
@@ -361,13 +346,81 @@ def decide(group: tuple[int, ...], rows: int, measured: dict[str, Measured]) -> 
                 eefp_raw=m.eefp_raw,
                 eefp_upper=m.eefp_upper,
                 ece=m.ece,
-                nll=m.nll,
+                nll=float(m.losses.sum() / m.rows),
                 eligible=name in eligible,
                 chosen=name == winner,
-                why=why,
+                why=won if name == winner else reasons.get(name) or _lost(m, measured[winner], winner),
             )
         )
     return winner, lines
+
+
+def _refused(measured: dict[str, Measured]) -> tuple[dict[str, float], dict[str, str]]:
+    """By name: the upper bound of the rise of LinCE^cw, and what speaks against serving it, if something does."""
+    plain = measured["identity"]
+    rng = np.random.default_rng(0)
+    groups = len(plain.lince_gram)
+    weights = rng.multinomial(groups, np.full(groups, 1 / groups), size=REPLICATES).astype(np.float64)
+    base, base_draws = float(plain.lince()[0]), plain.lince(weights)
+    upper, reasons = {}, {}
+    for name, m in measured.items():
+        rise = (float(m.lince()[0]) - base) / base if base > 0 else 0.0
+        # Resampled squares carry the noise twice: their spread is used, not their place.
+        spread = float((m.lince(weights) - base_draws).std()) / base if name != "identity" and base > 0 else 0.0
+        upper[name] = rise + DRAW * spread
+        if not m.preserves_argmax:
+            reasons[name] = "may change the answer itself, so it isn't served beside the gate"
+        elif rise > MARGIN and rise > DRAW * spread:
+            reasons[name] = f"LinCE^cw is {rise:.1%} higher than without, significantly and by more than {MARGIN:.0%}"
+        elif m.eefp_upper < 0:
+            reasons[name] = f"its score tells worse who should leave: EEFP {m.eefp:.4f} against {m.eefp_raw:.4f}"
+    return upper, reasons
+
+
+def _further(one: Measured, other: Measured) -> tuple[float, float]:
+    """How much higher n·ConfCE^corr of one is, and the standard error of that."""
+    return one.confce - other.confce, float((one.confce_draws - other.confce_draws).std())
+
+
+def _costlier(one: Measured, other: Measured) -> tuple[float, float]:
+    """How much higher the NLL of one is, summed over rows, and the standard error of that."""
+    gap = one.losses - other.losses
+    return float(gap.sum()), float(gap.std() * np.sqrt(len(gap)))
+
+
+def _winner(eligible: dict[str, Measured]) -> tuple[str, str]:
+    """What stands, unless others are better beyond chance: then the simplest that can't be told from the best of
+    them. And why."""
+    standing, why = _standing(eligible)
+    others = [name for name in eligible if name not in SIMPLEST]
+    beyond = NormalDist().inv_cdf(1 - CHANCE / max(len(others), 1))
+    for figure, differ in (("n·ConfCE^corr", _further), ("NLL", _costlier)):
+        gains = {name: differ(eligible[name], eligible[standing]) for name in others}
+        better = {name: gain for name, (gain, error) in gains.items() if gain < -beyond * error}
+        if better:
+            best = min(better, key=lambda name: better[name])
+            away = {name: differ(eligible[name], eligible[best]) for name in better}
+            name = next(name for name, (gap, error) in away.items() if gap <= DRAW * error)
+            alike = "" if name == best else f", and not told apart from that of {best}"
+            return name, f"{figure} significantly lower than that of {standing}{alike}"
+    return standing, f"{why}, and no other is significantly better"
+
+
+def _standing(eligible: dict[str, Measured]) -> tuple[str, str]:
+    """The hedged temperature, unless it lowers neither truthful error: then the identity. And why."""
+    if "temperature" in eligible:
+        warm, plain = eligible["temperature"], eligible["identity"]
+        for figure, (gap, _) in (("n·ConfCE^corr", _further(warm, plain)), ("NLL", _costlier(warm, plain))):
+            if gap < 0:
+                return "temperature", f"{figure} lower than that of identity"
+    return "identity", "no temperature lowers n·ConfCE^corr or NLL"
+
+
+def _lost(m: Measured, winner: Measured, name: str) -> str:
+    gap, error = _further(m, winner)
+    if gap > DRAW * error:
+        return f"n·ConfCE^corr {gap:.3g} above {name}'s, significantly"
+    return f"not significantly better than {name}"
 
 
 def resolve(names: Sequence[str] | str, routing: bool) -> tuple[str, ...]:

@@ -133,21 +133,22 @@ def test_far_negative_scores_restrict_gamma_so_that_temperatures_stay_positive()
 
 
 def exits():
-    """(name, logits, labels, rows to fit on) of the shared records."""
+    """(name, logits, labels) of the shared records."""
     clinc = np.load(SHARED / "golden" / "clinc150_records.npz")
     y = np.concatenate([clinc["val_labels"], clinc["test_labels"]])
     z = np.concatenate([clinc["val_logits"], clinc["test_logits"]], axis=1)
-    yield from ((f"clinc150-{j}", z[j], y, 3000) for j in range(6))
+    yield from ((f"clinc150-{j}", z[j], y) for j in range(6))
     wrn = np.load(SHARED / "golden" / "wrn_cifar10.npz")
-    yield "wrn", np.log(np.maximum(wrn["predictions"], 1e-30)), wrn["ground_truth"].ravel(), 5000
+    yield "wrn", np.log(np.maximum(wrn["predictions"], 1e-30)), wrn["ground_truth"].ravel()
     ar = np.load(SHARED / "models" / "ar_vit_cifar10" / "records.npz")
-    yield from ((f"ar_vit-{j}", ar["logits"][j], ar["labels"], 5000) for j in range(3))
+    yield from ((f"ar_vit-{j}", ar["logits"][j], ar["labels"]) for j in range(3))
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no records beside the repository")
-@pytest.mark.parametrize("seed", [0, 1])
-def test_on_no_real_exit_is_it_worse_than_nothing_beyond_noise(seed):
-    for name, z, y, rows in exits():
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("rows", [500, 1000, 3000, 5000])
+def test_on_no_real_exit_is_it_worse_than_nothing_beyond_noise(seed, rows):
+    for name, z, y in exits():
         order = np.random.default_rng(seed).permutation(len(y))
         fit, test = order[:rows], order[rows:]
         p = calibration.get("cwmcs").fit(z[fit], y[fit]).apply(z[test].astype(float))
@@ -155,6 +156,17 @@ def test_on_no_real_exit_is_it_worse_than_nothing_beyond_noise(seed):
         own = np.arange(len(test)), y[test]
         rise = np.log(np.maximum(plain[own], 1e-300)) - np.log(np.maximum(p[own], 1e-300))
         assert rise.mean() <= 2 * rise.std() / np.sqrt(len(rise)), name
+
+
+def test_a_common_temperature_that_few_rows_leave_in_doubt_stays_at_1():
+    moved = []
+    for seed in range(40):
+        z, y = draw(seed, 100, 4, 1.0)
+        moved.append(calibration.get("cwmcs").fit(z, y).temperature_ != 1)
+        assert calibration.get("cwmcs", sure=0).fit(z, y).temperature_ != 1
+    assert sum(moved) <= 2
+    z, y = draw(0, 2000, 4, 2.0)
+    assert calibration.get("cwmcs").fit(z, y).temperature_ == calibration.get("temperature").fit(z, y).temperature_
 
 
 def test_classes_of_few_rows_are_moved_little_and_a_handful_of_rows_not_at_all():
@@ -173,7 +185,7 @@ def test_no_class_is_colder_than_the_floor(floor):
     assert (one.temperatures_ >= floor * one.temperature_ - 1e-12).all()
 
 
-@pytest.mark.parametrize("options", [{"shrinkage": -1}, {"folds": 0}, {"floor": 0.0}, {"floor": 1.0}])
+@pytest.mark.parametrize("options", [{"shrinkage": -1}, {"folds": 0}, {"floor": 0.0}, {"floor": 1.0}, {"sure": -1}])
 def test_guards_are_checked(options):
-    with pytest.raises(InputError, match="cwmcs: expected shrinkage"):
+    with pytest.raises(InputError, match="cwmcs: expected shrinkage and sure"):
         calibration.get("cwmcs", **options)

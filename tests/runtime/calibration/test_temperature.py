@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from offramp.runtime import calibration, metrics, scores
 from offramp.runtime.calibration.solvers.curves import OddsCurves
-from offramp.runtime.calibration.temperature import ece_temperature, mixture_weights
+from offramp.runtime.calibration.temperature import ece_temperature, hedged_inverse_temperature, mixture_weights
 from scipy.optimize import minimize_scalar
 
 
@@ -47,6 +49,68 @@ def test_weights_move_the_optimum_as_repeated_rows_do():
     weighted = calibration.get("temperature").fit(z, y, weights=w).temperature_
     repeated = calibration.get("temperature").fit(np.repeat(z, w, 0), np.repeat(y, w)).temperature_
     assert weighted == pytest.approx(repeated, rel=1e-9)
+
+
+def by_hand(z, y, w):
+    """The hedged β straight from its definition, with derivatives by differences."""
+    beta = 1 / calibration.get("temperature").fit(z, y, weights=w).temperature_
+    step, rows = 1e-4 * beta, np.arange(len(z))
+
+    def losses(b):
+        return np.log(np.exp(b * z).sum(axis=1)) - b * z[rows, y]
+
+    slopes = (losses(beta + step) - losses(beta - step)) / (2 * step)
+    curve = w @ (losses(beta + step) - 2 * losses(beta) + losses(beta - step)) / step**2
+    error = np.sqrt(w @ slopes**2) / curve / beta  # of ln β
+    t = np.log(beta) / error
+    return beta ** (t**2 / (0.5 + t**2))
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10**6), rows=st.integers(30, 400), truth=st.floats(0.3, 3.0))
+def test_a_hedged_temperature_lies_between_none_and_the_fitted_by_the_formula(seed, rows, truth):
+    z, y = draw(seed, rows, 4, truth)
+    w = np.random.default_rng(seed).integers(1, 4, rows).astype(float)
+    plain = calibration.get("temperature").fit(z, y, weights=w)
+    hedged = calibration.get("temperature", hedged=True).fit(z, y, weights=w)
+    assert abs(np.log(hedged.temperature_)) <= abs(np.log(plain.temperature_))
+    assert np.log(hedged.temperature_) * np.log(plain.temperature_) >= 0
+    if plain.has_optimum_:
+        assert 1 / hedged.temperature_ == pytest.approx(by_hand(z, y, w), rel=1e-4)
+
+
+def test_rows_repeated_leave_less_doubt_and_a_weight_counts_as_repetition():
+    z, y = draw(12, 60, 4, 1.3)
+    moved = [
+        abs(np.log(calibration.get("temperature", hedged=True).fit(np.tile(z, (k, 1)), np.tile(y, k)).temperature_))
+        for k in (1, 4, 100)
+    ]
+    assert moved == sorted(moved)
+    assert moved[0] < 0.9 * moved[2]
+    weighted = hedged_inverse_temperature(z, y, np.full(60, 4.0))[0]
+    assert weighted == pytest.approx(hedged_inverse_temperature(np.tile(z, (4, 1)), np.tile(y, 4), None)[0], rel=1e-9)
+
+
+def test_hedging_costs_calibrated_logits_less_nll_than_the_fitted_temperature_does():
+    """Over many draws of 100 calibrated rows: the excess of both is > 0, the hedged one's is a quarter less."""
+    excess = []
+    for seed in range(60):
+        z, y = draw(seed, 100, 4)
+        new, truth = draw(1000 + seed % 5, 20_000, 4)
+        plain = metrics.nll(new, truth, from_logits=True)
+        for hedged in (False, True):
+            one = calibration.get("temperature", hedged=hedged).fit(z, y)
+            excess.append(metrics.nll(new / one.temperature_, truth, from_logits=True) - plain)
+    fitted, hedged = np.reshape(excess, (-1, 2)).mean(axis=0)
+    assert 0 < hedged < 0.75 * fitted
+
+
+def test_a_label_that_no_temperature_makes_possible_leaves_the_hedged_one_as_it_is_without_it():
+    z, y = draw(13, 300, 4, 2.0)
+    z[5, (z[5].argmax() + 1) % 4], y[5] = -np.inf, (z[5].argmax() + 1) % 4
+    with_it = calibration.get("temperature", hedged=True).fit(z, y).temperature_
+    rest = np.arange(300) != 5
+    assert with_it == pytest.approx(calibration.get("temperature", hedged=True).fit(z[rest], y[rest]).temperature_)
 
 
 def test_where_no_optimum_exists_it_says_so_and_stays_usable():

@@ -107,10 +107,6 @@ def test_a_time_is_kept_by_a_rule_that_no_simpler_one_beats(seed):
         assert choice.unmet is None
 
 
-def in_hand(drop, margin):
-    return min(max(drop, 0.0) + MARGIN * margin, drop + (MARGIN + 2) * margin)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_a_drop_is_kept_by_the_cheapest_rule_that_keeps_it_with_a_margin(seed):
     chosen = chooser(seed, rows=300)
@@ -118,7 +114,7 @@ def test_a_drop_is_kept_by_the_cheapest_rule_that_keeps_it_with_a_margin(seed):
     every = [(*figures(proposing, r.thresholds)[:2], margin(proposing, r.thresholds)) for r in chosen.rules]
     for allowed in (0.03, 0.06, 0.2):
         choice = chosen.choose(MaxDrop(allowed))
-        within = [c for c, d, m in every if in_hand(d, m) <= allowed + 1e-12]
+        within = [c for c, d, m in every if min(max(d, 0.0) + MARGIN * m, d + (MARGIN + 1) * m) <= allowed + 1e-12]
         assert min(within) <= figures(proposing, choice.thresholds)[0] <= min(within) * 1.02 + 1e-12
         assert choice.unmet is None
 

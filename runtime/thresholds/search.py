@@ -1,4 +1,7 @@
-"""Exit rules with one dial and a set of open exits: few enough for a thousand rows not to be fitted in their noise."""
+"""Exit rules with one dial and a set of open exits: few enough for a thousand rows not to be fitted in their noise.
+
+The one search for rules: `accuracy_target`, `joint_choice` and every target of the calibration job choose from it.
+"""
 
 import heapq
 import itertools
@@ -6,22 +9,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from offramp.runtime import calibration
+from numpy.typing import ArrayLike
+from offramp.runtime import arrays
 from offramp.runtime.arrays import Array, Bools, Floats
-from offramp.runtime.calibration import Platt
-from offramp.runtime.thresholds import (
+from offramp.runtime.errors import InputError
+from offramp.runtime.thresholds.exit_share import cascade_inputs, geometric_shares, thresholds_for_shares
+from offramp.runtime.thresholds.one_dial import (
     MOST_EXITS_FOR_ALL_SETS,
     along,
     between_rows,
     between_values,
     exit_sets,
-    geometric_shares,
-    leave_at,
-    thresholds_for_shares,
 )
+from offramp.runtime.thresholds.rule import leave_at
 
 INF = float("inf")
 STEPS = 200
+# Costs that differ by less are equal: a head more or less, a batch more or less.
+EQUAL_COST = 0.02
 # Curves (a family over a set of exits) that are kept: those that come within noise of the best somewhere.
 MOST_CURVES = 40
 # A beam this wide where there are too many exits for all sets, judged at so many prices of a point of accuracy.
@@ -37,8 +42,8 @@ ExitCost = Callable[[tuple[int, ...]], Array]
 class Rule:
     """Thresholds, with what they do on the rows that proposed them.
 
-    family: what turns with the dial, and the early exits that are open: "equal score at 0, 2", one log-odds for all of
-    them; "equal confidence", the same after Platt's map at each; "exit shares", share_j ∝ q^j; "everybody at 1".
+    family: what turns with the dial, and the early exits that are open: "equal score at 0, 2", one score for all of
+    them; "equal confidence", the same after a map of each exit's; "exit shares", share_j ∝ q^j; "everybody at 1".
     cost: fraction of the full mean. cost_error: a standard error of it.
     drop: accuracy lost; lost: share of rows that the full model has right and the rule wrong. margin: a standard error
     of the drop, counting one row more than seen to differ: no difference among few rows is no proof of none.
@@ -63,15 +68,69 @@ class Rule:
         """Exits that can answer, then thresholds to be kept: of rules equal within noise the simplest wins."""
         return len(self.exits), sum(np.isfinite(bar) for bar in self.thresholds)
 
+    def drop_in_hand(self, standard_errors: float) -> float:
+        """The drop, with standard errors in hand. What leaving early seems to gain counts only beyond one more."""
+        gained = self.drop + (standard_errors + 1) * self.margin
+        return min(max(self.drop, 0.0) + standard_errors * self.margin, gained)
 
-def propose(score: Array, correct: Bools, cost: Floats, exit_cost: ExitCost | None = None) -> list[Rule]:
-    """Rules of all families over sets of open exits, from (J, N) scores, correctness and cumulative cost.
 
-    The first is `full`. Everybody at one exit is among them, and every set of exits that comes within noise of the
-    best anywhere, as whole curves from the costliest to the cheapest. exit_cost: where closing an exit changes what
-    the others cost.
+def search(
+    scores: ArrayLike,
+    correct: ArrayLike,
+    flops: ArrayLike,
+    *,
+    maps: tuple[ArrayLike, ArrayLike] | None = None,
+    exit_cost: ExitCost | None = None,
+) -> tuple[Rule, ...]:
+    """Rules of all families over sets of open exits; the first is `full`.
+
+    scores, correct: (J, N). flops: (J,) or (J, N), cumulative cost. Everybody at one exit is among the rules, and every
+    set of exits that comes within noise of the best anywhere, as whole curves from the costliest to the cheapest: all
+    sets up to 10 exits, a beam beyond. No threshold lies on a row's score.
+    maps: slopes and intercepts, (J − 1,) each, that make the early exits' scores comparable, e.g. log-odds of being
+    right: the family "equal confidence". An exit whose slope isn't above 0 stays closed in it.
+    exit_cost: where closing an exit changes what the others cost.
     """
-    return _Search(score, correct, cost, exit_cost).rules()
+    s, cost = cascade_inputs(scores, flops)
+    right = correctness(correct, s)
+    pair = None
+    if maps is not None:
+        slopes, shifts = (np.asarray(one, np.float64) for one in maps)
+        if not slopes.shape == shifts.shape == (len(s) - 1,) or not (np.isfinite(slopes) & np.isfinite(shifts)).all():
+            raise InputError(f"maps: expected slopes and intercepts, {len(s) - 1} finite numbers each.")
+        pair = slopes, shifts
+    return tuple(_Search(s, right, cost, pair, exit_cost).rules())
+
+
+def correctness(correct: ArrayLike, scores: Array) -> Bools:
+    """(J, N) booleans. InputError for another shape than the scores', or anything but 0 and 1."""
+    right = np.asarray(correct)
+    if right.shape != scores.shape:
+        raise InputError(f"correct: expected shape {scores.shape}, as scores has, got {right.shape}.")
+    return arrays.flags(right.reshape(-1), "correct").reshape(scores.shape)
+
+
+def cheapest_within(rules: Sequence[Rule], drop: float, standard_errors: float) -> Rule | None:
+    """The cheapest rule with at most this drop and so many standard errors in hand; the simplest of equally cheap ones.
+
+    None where no rule but the full model keeps it.
+    """
+    within = [rule for rule in rules if rule.drop_in_hand(standard_errors) <= drop + 1e-12]
+    cheapest = min((rule.cost for rule in within), default=1.0)
+    alike = [rule for rule in within if rule.cost <= cheapest * (1 + EQUAL_COST)]
+    best = min(alike, key=lambda rule: (rule.complexity, rule.cost, rule.drop), default=None)
+    return best if best is not None and best.cost < 1 else None
+
+
+def pareto(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """The rules that no other beats in both cost and drop, from costliest to cheapest."""
+    kept: list[Rule] = []
+    lowest = INF
+    for rule in sorted(rules, key=lambda rule: (rule.cost, rule.drop)):
+        if rule.drop < lowest:
+            kept.append(rule)
+            lowest = rule.drop
+    return tuple(reversed(kept))
 
 
 def judge(family: str, bars: Sequence[float], score: Array, correct: Bools, cost: Floats) -> Rule:
@@ -112,8 +171,15 @@ class _Curve:
 
 
 class _Search:
-    def __init__(self, score: Array, correct: Bools, cost: Floats, exit_cost: ExitCost | None) -> None:
-        self._score, self._correct, self._cost = score, correct, cost
+    def __init__(
+        self,
+        score: Array,
+        correct: Bools,
+        cost: Floats,
+        maps: tuple[Floats, Floats] | None,
+        exit_cost: ExitCost | None,
+    ) -> None:
+        self._score, self._correct, self._cost, self._given = score, correct, cost, maps
         self._exits, self._rows = score.shape
         self._exit_cost = exit_cost
         self._full = (*(INF,) * (self._exits - 1), -INF)
@@ -159,10 +225,9 @@ class _Search:
 
     def _maps(self) -> list[tuple[str, Floats, Floats]]:
         """The families with one bar: each exit's slope and intercept give what the bar is compared with."""
-        early = self._score[:-1].astype(np.float64)
-        ones, zeros = np.ones(len(early)), np.zeros(len(early))
-        slopes, shifts = _platt(early, self._correct[:-1])
-        return [("equal score", ones, zeros), ("equal confidence", slopes, shifts)]
+        ones, zeros = np.ones(self._exits - 1), np.zeros(self._exits - 1)
+        own = [] if self._given is None else [("equal confidence", *self._given)]
+        return [("equal score", ones, zeros), *own]
 
     def _curves(self, maps: list[tuple[str, Floats, Floats]]) -> Iterable[_Curve]:
         early = self._score[:-1].astype(np.float64)
@@ -287,13 +352,3 @@ class _Search:
             bars = dict(zip(asked, between_rows(score, shared), strict=True))
             if all(bars[j] != INF for j in opened):
                 yield self._judged(family, [bars.get(j, INF) for j in range(self._exits)], opened)
-
-
-def _platt(score: Floats, correct: Bools) -> tuple[Floats, Floats]:
-    """Each exit's slope and intercept of P(right | score)."""
-    fitted = []
-    for s, right in zip(score, correct, strict=True):
-        one = calibration.get("platt")
-        assert isinstance(one, Platt)
-        fitted.append(one.fit_score(s, right))
-    return np.array([p.slope_ for p in fitted]), np.array([p.intercept_ for p in fitted])
