@@ -131,7 +131,7 @@ def test_inspect_shows_and_draws(capsys, tmp_path):
     for word in ("block_2.onnx", "segment_0_2.onnx", "relu_2", "12,288", "ms at 32", "5.32 M"):
         assert word in out
     assert (tmp_path / "p.svg").read_text().startswith("<svg")
-    assert "http" not in (tmp_path / "p.html").read_text().replace("http://www.w3.org/2000/svg", "")
+    assert "http:" not in (tmp_path / "p.html").read_text().replace("http://www.w3.org/2000/svg", "")
     code, out, _ = run(capsys, "inspect", sample.BUNDLE, "--json", "--no-times")
     assert json.loads(out)["blocks"][1]["flops"] == 5323776
     assert run(capsys, "inspect", sample.BUNDLE, "--size", "seq=3")[0] == 2

@@ -87,7 +87,9 @@ def guarantee(
     besides.
     """
     plan = planned(rules, len(certify), target, propose, abstain)
-    choice = chosen(plan, tested(plan, certify, target, propose), rules[0], len(certify))
+    answer = tested(plan, certify, target, propose)
+    choice = chosen(plan, answer, rules[0], len(certify))
+    choice.provenance.update(_counts(certify, answer))
     if choice.provenance["feasible"]:
         return choice
     least = _least(rules, certify, target, propose, abstain)
@@ -110,7 +112,6 @@ def chosen(plan: Plan, answer: RiskControl, full: Rule, rows: int) -> Choice:
         "p_value": answer.p_value,
         "flops_fraction": answer.cost,
         "feasible": answer.feasible,
-        **_counts(certify, answer),
     }
     first, last = plan.likely
     rivals = (full.thresholds, *(rule.thresholds for rule in plan.rules[first:last]))

@@ -13,7 +13,7 @@ TERMS = {
     "accuracy drop": (
         "The full model's accuracy minus the point's, on the same rows. Below 0 the point is right more often."
     ),
-    "FLOPs of full": "Arithmetic spent, as a share of what running every row to the last exit costs.",
+    "FLOPs of full": "What is spent, as a share of what running every row to the last exit costs.",
     "milliseconds": (
         "Mean time of one row by itself, from times of every graph on the machine that is named; a row in a batch "
         "takes less. Its interval is of which rows come, not of the clock."
@@ -104,8 +104,9 @@ class Terms:
     A popover needs no script and isn't cut off by a table that scrolls.
     """
 
-    def __init__(self) -> None:
-        self._used: dict[str, str] = {}
+    def __init__(self, cost: str = "FLOPs") -> None:
+        """cost: what FLOPs are called where the costs are other ones."""
+        self._cost, self._used = cost, dict[str, str]()
 
     def of(self, shown: str, term: str = "") -> str:
         """Text (plain), as a term if it is one."""
@@ -115,14 +116,14 @@ class Terms:
             return escape(shown)
         place = self._used.setdefault(name, f"term-{len(self._used)}")
         return (
-            f"<button type='button' class='term' popovertarget='{place}' title=\"{escape(TERMS[name])}\">"
+            f"<button type='button' class='term' popovertarget='{place}' title=\"{self._text(name)}\">"
             f"{escape(shown)}</button>"
         )
 
     def explained(self) -> str:
         """What the terms open. To be put once, behind all that uses them."""
         return "".join(
-            f"<div popover id='{place}'><b>{escape(name)}</b>: {escape(TERMS[name])}</div>"
+            f"<div popover id='{place}'><b>{self._name(name)}</b>: {self._text(name)}</div>"
             for name, place in self._used.items()
         )
 
@@ -131,6 +132,12 @@ class Terms:
         lines = sorted(self._used, key=str.casefold)
         return (
             "<dl class='glossary'>"
-            + "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(TERMS[name])}</dd></div>" for name in lines)
+            + "".join(f"<div><dt>{self._name(name)}</dt><dd>{self._text(name)}</dd></div>" for name in lines)
             + "</dl>"
         )
+
+    def _name(self, name: str) -> str:
+        return escape(name.replace("FLOPs", self._cost))
+
+    def _text(self, name: str) -> str:
+        return escape(TERMS[name].replace("FLOPs", self._cost))

@@ -38,7 +38,8 @@ def report_files(result: Calibrated, groups: Subgroup | None = None) -> dict[str
 
 def page(measured: Measured, found: Found, names: Sequence[str] | None) -> str:
     """The report of `metrics_of`'s numbers. names: of the classes, if they have any."""
-    terms, cost = Terms(), cost_name(found["provenance"])
+    cost = cost_name(found["provenance"])
+    terms = Terms(cost)
     title = f"Calibration {found['version']} of {found['model']['name'] or 'recorded logits'}"
     first = [
         _head(found, title),
@@ -201,9 +202,9 @@ def _folded(found: Found, cost: str, names: Sequence[str] | None, terms: Terms) 
         ),
         folded(
             f"Calibrators that were tried ({len(found['tried'])})",
-            "<p>On held-out rows of fit and select that reach the exits. The lowest n·ConfCE^corr wins, or the "
-            "simplest that can't be told apart from it; LinCE^cw must be non-inferior and EEFP not significantly "
-            "lower.</p>",
+            "<p>On rows of fit and select that reach the exits, each judged by a calibrator that hasn't seen it. A "
+            "hedged temperature stands unless another is better beyond chance, by n·ConfCE^corr, or by NLL where that "
+            "can't tell; LinCE^cw must not be inferior, nor EEFP significantly lower.</p>",
             table(columns.TRIED, found["tried"], terms)
             if found["tried"]
             else "<p>None: too few rows, or none asked for.</p>",
