@@ -1,6 +1,5 @@
 """Tables from flat lines: what a column is called, which value it has, how that is written, which term explains it."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -50,13 +49,25 @@ def flag(value: Any) -> str:
 
 def threshold(value: Any) -> str:
     """A threshold as JSON has it: infinities are words there."""
-    known = {None: NONE, "inf": "off", "-inf": "all", math.inf: "off", -math.inf: "all"}
-    return known[value] if value in known else f"{value:.3f}".replace("-", "−")
+    return _beyond(value, "all", "off")
+
+
+# Thresholds beyond any score are infinite: float32's lowest number is one.
+_ENDLESS = 1e30
+
+
+def _beyond(value: Any, low: str, high: str) -> str:
+    if value is None:
+        return NONE
+    number = float(value)
+    if abs(number) >= _ENDLESS:
+        return high if number > 0 else low
+    return f"{number:.3f}".replace("-", "−")
 
 
 def abstains(value: Any) -> str:
     """An abstain_below as JSON has it."""
-    return {"-inf": "never", "inf": "always"}.get(value) or threshold(value)
+    return _beyond(value, "never", "always")
 
 
 _CLASSES: dict[Format, str] = {text: "text", long: "text long", name: "text name"}

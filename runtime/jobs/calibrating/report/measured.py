@@ -72,4 +72,5 @@ class Measured:
 
 
 def _finite(log_odds: float) -> float | None:
-    return float(sigmoid(np.float64(log_odds))) if np.isfinite(log_odds) else None
+    """As a probability; float32's lowest number is as good as −inf."""
+    return float(sigmoid(np.float64(log_odds))) if abs(log_odds) < 1e30 else None

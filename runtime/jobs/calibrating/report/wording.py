@@ -26,7 +26,8 @@ def made_on(found: Mapping[str, Any]) -> str:
 def certified(line: Mapping[str, Any]) -> str | None:
     """k of m certifying rows, as it is counted for this kind of promise."""
     if line.get("errors") is not None:
-        return f"{line['errors']:,} errors in {line['answered']:,} answered of {line['rows']:,}"
+        errors = "error" if line["errors"] == 1 else "errors"
+        return f"{line['errors']:,} {errors} in {line['answered']:,} answered of {line['rows']:,}"
     if line.get("lost") is not None:
         return f"{line['lost']:,} lost, {line['gained']:,} gained of {line['rows']:,}"
     return None
