@@ -102,7 +102,7 @@ class Chooser:
         )
 
     def _simplest_of_the_best(self, rules: Sequence[Rule]) -> Rule:
-        """The most accurate rule; of those within a standard error of it, at no more cost, the simplest and cheapest.
+        """The most accurate rule; of those within a standard error of it, at no more cost, the best of the simplest.
 
         The error is that of the difference on the same rows, counting one row more than seen to differ. What is left is
         beaten by no rule as simple on these rows.
@@ -114,7 +114,7 @@ class Chooser:
         for _, alike in itertools.groupby(sorted(simpler, key=_by_complexity), key=_by_complexity):
             passing = [r for r in _most_accurate(alike) if self._within_noise(mine, self._right(r))]
             if passing:
-                picked = min(passing, key=lambda rule: (rule.cost, rule.drop))
+                picked = min(passing, key=lambda rule: (rule.drop, rule.cost))
                 break
         beaten_by = [
             r for r in rules if r.complexity <= picked.complexity and r.cost <= picked.cost and r.drop <= picked.drop
