@@ -32,3 +32,11 @@ __all__ = [
     "scores",
     "thresholds",
 ]
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        from importlib.metadata import version  # asked for seldom, and slow to import
+
+        return version("offramp")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,9 @@
 """The cascade: blocks in series, a gate after each, and only the rows that stay go on."""
 
+import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 from offramp.runtime.bundle import Block, Bundle, Manifest, Segment, read_bundle
 from offramp.runtime.calibration_file import Calibration, read_calibration
 from offramp.runtime.errors import InputError, RuntimeUnavailable
+from offramp.runtime.execution.anytime import exit_by_exit
 from offramp.runtime.execution.call import Call
 from offramp.runtime.execution.executor import Executor, open_executor
 from offramp.runtime.execution.route import Route
@@ -22,6 +25,7 @@ from offramp.runtime.points import FULL, OperatingPoint
 from offramp.runtime.predictions import Predictions, Records
 from offramp.runtime.preprocess import Preprocessor, Text
 from offramp.runtime.scores import LARGEST
+from offramp.runtime.thresholds.rule import reached
 
 FETCHABLE = ("probabilities", "routing")
 
@@ -49,6 +53,7 @@ class Cascade:
         self.executor = executor
         self.batch_rows = batch_rows or executor.batch_rows
         self.route = Route(bundle.manifest, Gate(point, len(bundle.manifest.exits)))
+        self._shortened: dict[int, Route] = {}
         self._preprocessor = preprocessor or lru_cache(maxsize=1)(bundle.preprocessor)
         _warn_of_dead_exits(point)
 
@@ -96,6 +101,23 @@ class Cascade:
     def fingerprint(self) -> str:
         """What decides the last bits of an answer beside the bundle: the library, its providers and threads."""
         return self.executor.fingerprint
+
+    @property
+    def exits(self) -> list[str]:
+        """The exits' names, from the first to the last."""
+        return [one.name for one in self.manifest.exits]
+
+    @property
+    def operating_points(self) -> Mapping[str, OperatingPoint]:
+        """The bundle's operating points by name, `full` among them."""
+        return self.calibration.points
+
+    def __repr__(self) -> str:
+        manifest, point = self.manifest, self.operating_point
+        return (
+            f"<Cascade {manifest.name!r} {manifest.version}: {len(manifest.exits)} exits, {len(self.classes)} classes, "
+            f"at {point.name!r} (leaves at {', '.join(map(str, point.exits))}), {self.fingerprint}>"
+        )
 
     def at(self, point: str | OperatingPoint) -> Self:
         """This cascade at another operating point, over the same executor."""
@@ -171,27 +193,70 @@ class Cascade:
                 raise InputError(f"sizes[{axis!r}] is {size!r}, expected a whole number of at least 1.")
 
     def predict(
-        self, inputs: Mapping[str, Any], *, fetch: Iterable[str] = (), allow_nonfinite: bool = False
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        fetch: Iterable[str] = (),
+        allow_nonfinite: bool = False,
+        max_exit: int | None = None,
+        deadline: float | None = None,
     ) -> Predictions:
         """Answer N rows.
 
         inputs: arrays by name, N along each one's batch axis; N may be 0. fetch: "probabilities" and
         "routing" to have them with the answer. allow_nonfinite: let NaN and ±inf in float inputs pass; a row
         whose logits are NaN runs to the last exit, has the label -1 and abstains.
+        max_exit: the last exit a row may leave from. deadline: seconds from now after which nothing more is begun;
+        the first open exit always answers, a block that runs is waited for. Rows that either cut short have the
+        answer of the last open exit that they reached, and are `involuntary`; both go from block to block.
 
         A row's answer doesn't depend on the rows beside it. Raises InputError naming the input at fault,
         CascadeClosed after close() or in a forked process.
         """
+        began = time.monotonic()
         wanted = (fetch,) if isinstance(fetch, str) else tuple(fetch)
         for kind in wanted:
             if kind not in FETCHABLE:
                 raise InputError(f"fetch has {kind!r}, expected any of {FETCHABLE}.")
+        latest = None if deadline is None else began + _seconds(deadline)
         arrays, sizes = check_inputs(inputs, self.manifest, allow_nonfinite=allow_nonfinite)
+        route = self.route if max_exit is None else self._route_to(max_exit)
+        call = Call(route, arrays, sizes, wanted, limit=self.batch_rows)
 
         def again(kind: str) -> Any:
-            return self.predict(inputs, fetch=(kind,), allow_nonfinite=allow_nonfinite).fetched(kind)
+            return self.predict(inputs, fetch=(kind,), allow_nonfinite=allow_nonfinite, max_exit=max_exit).fetched(kind)
 
-        return self.executor.answer(Call(self.route, arrays, sizes, wanted, limit=self.batch_rows), again)
+        if latest is None:
+            out = self.executor.answer(call, again)
+        else:
+            for _ in exit_by_exit(call, self.executor, lambda: time.monotonic() >= latest):
+                pass
+            out = call.predictions(_not_kept)
+        if max_exit is None:
+            return out
+        cut = (out.exit == max_exit) & ~reached(out.score, self.operating_point.thresholds[max_exit])
+        return replace(out, involuntary=out.involuntary | cut)
+
+    def anytime(self, inputs: Mapping[str, Any], *, allow_nonfinite: bool = False) -> Iterator[Predictions]:
+        """The answers so far, each time an open exit has answered all rows that came to it; the last are `predict`'s.
+
+        Rows that have left keep their answer; those that go on have that exit's and are `involuntary`. Stop looking
+        and nothing more is run. Inputs and errors as in `predict`, at the first look.
+        """
+        arrays, sizes = check_inputs(inputs, self.manifest, allow_nonfinite=allow_nonfinite)
+        call = Call(self.route, arrays, sizes, limit=self.batch_rows)
+        for _ in exit_by_exit(call, self.executor):
+            yield call.predictions(_not_kept, so_far=True)
+
+    def _route_to(self, exit: int) -> Route:
+        """This point's route if nobody goes past an exit. There are few exits, so all are kept."""
+        last = len(self.manifest.exits) - 1
+        if not isinstance(exit, int | np.integer) or isinstance(exit, bool) or not 0 <= exit <= last:
+            raise InputError(f"max_exit is {exit!r}, expected 0 to {last} (the exits {self.exits}).")
+        if exit not in self._shortened:
+            gate = Gate(self.operating_point.stopping_at(int(exit)), last + 1)
+            self._shortened[int(exit)] = Route(self.manifest, gate)
+        return self._shortened[int(exit)]
 
     def record(self, inputs: Mapping[str, Any], *, allow_nonfinite: bool = False) -> Records:
         """Run every exit for every row; nothing leaves. Inputs and errors as in `predict`."""
@@ -250,6 +315,16 @@ class Cascade:
         """
         given = self.executor.put({name: state[name] for name in graph.inputs})
         return self.executor.fetch(self.executor.run(graph, given, outputs))
+
+
+def _seconds(deadline: Any) -> float:
+    if isinstance(deadline, bool) or not isinstance(deadline, int | float | np.number) or not deadline >= 0:
+        raise InputError(f"deadline is {deadline!r}, expected seconds from now, a number of at least 0.")
+    return float(deadline)
+
+
+def _not_kept(kind: str) -> Any:
+    raise InputError(f"{kind} of answers that may have been cut short can't be got afterwards: ask with fetch.")
 
 
 def _check_batch_rows(rows: Any) -> None:

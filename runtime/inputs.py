@@ -16,9 +16,10 @@ def check_inputs(
 ) -> tuple[Arrays, dict[str, int]]:
     """The inputs as arrays of the model's dtypes, and the size of every symbolic axis.
 
-    Arrays may be of any dtype that fits without loss and means the same (int32 for int64, bool for
-    integers, float16 for float32); plain sequences become the model's dtype. Raises InputError naming the
-    input and what was expected. NaN and ±inf in floats are refused unless allow_nonfinite.
+    Arrays may be of any dtype that fits without loss and means the same (int32 for int64, bool for integers), and of
+    any width of float: numpy's own float64 is rounded, unless that makes it infinite; plain sequences become the
+    model's dtype. Raises InputError naming the input and what was expected. NaN and ±inf in floats are refused unless
+    allow_nonfinite.
     """
     if not isinstance(inputs, Mapping):
         raise InputError(f"inputs is a {type(inputs).__name__}, expected a mapping with {_names(manifest)}.")
@@ -110,9 +111,14 @@ def _as_array(value: Any, given: Input) -> NDArray[Any]:
         return value if value.flags.c_contiguous else np.ascontiguousarray(value).reshape(value.shape)
     # uint8 pixels for a float input would be accepted by numpy, at 255 times the scale: kinds must match.
     kinds = _INTEGERS if wanted.kind in "iu" else wanted.kind
-    if value.dtype.kind not in kinds or not np.can_cast(value.dtype, wanted, "safe"):
+    both_float = value.dtype.kind == wanted.kind == "f"
+    if value.dtype.kind not in kinds or not (both_float or np.can_cast(value.dtype, wanted, "safe")):
         raise InputError(f"input {given.name!r} has the dtype {value.dtype}, expected {wanted}.")
-    return np.ascontiguousarray(value.astype(wanted)).reshape(value.shape)
+    with np.errstate(over="ignore"):
+        made = value.astype(wanted)
+    if both_float and wanted.itemsize < value.dtype.itemsize and (np.isinf(made) & ~np.isinf(value)).any():
+        raise InputError(f"input {given.name!r} has numbers beyond {wanted}'s range.")
+    return np.ascontiguousarray(made).reshape(value.shape)
 
 
 def convert(values: NDArray[Any], given: Input) -> NDArray[Any]:

@@ -1,6 +1,6 @@
 """What a cascade answers, and what it records."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Predictions:
     """N answers, in the order of the rows that were asked about.
 
@@ -17,6 +17,7 @@ class Predictions:
     score: float32 (N,) log-odds at the exit the row left from, before calibration.
     exit: int32 (N,). abstain: bool (N,), True: don't rely on the label.
     flops: int64 (N,), what each row's own blocks cost at the axes of its own request.
+    involuntary: bool (N,), True: the row would have gone on, but for `max_exit`, a deadline, or a look in between.
     executed: FLOPs really run by each block, rows that rode along included.
     """
 
@@ -25,14 +26,33 @@ class Predictions:
     exit: NDArray[np.int32]
     abstain: NDArray[np.bool_]
     flops: NDArray[np.int64]
+    involuntary: NDArray[np.bool_]
     _confidence: Callable[[], NDArray[np.float64]] = field(repr=False, compare=False)
     _log_odds: Callable[[], NDArray[np.float64]] = field(repr=False, compare=False)
     executed: tuple[int, ...] = ()
     _fetched: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     _again: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
+    _classes: Sequence[str] = field(default=(), repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.label)
+
+    def __repr__(self) -> str:
+        exits, counts = np.unique(self.exit, return_counts=True)
+        left = ", ".join(f"{count} at exit {j}" for j, count in zip(exits.tolist(), counts.tolist(), strict=True))
+        abstain, cut = int(self.abstain.sum()), int(self.involuntary.sum())
+        parts = [
+            f"{len(self)} rows",
+            left,
+            f"{abstain} abstain" if abstain else "",
+            f"{cut} involuntary" if cut else "",
+        ]
+        return f"<Predictions: {'; '.join(part for part in parts if part)}>"
+
+    @property
+    def class_name(self) -> list[str | None]:
+        """The label of each row as the bundle names it; None where the logits were NaN."""
+        return [self._classes[k] if k >= 0 else None for k in self.label.tolist()]
 
     @cached_property
     def confidence(self) -> NDArray[np.float64]:

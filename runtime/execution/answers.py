@@ -1,6 +1,6 @@
 """The answers of one call, written down row by row as rows leave."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -26,8 +26,17 @@ class Answers:
         self.score: NDArray[Any] = np.zeros(rows, score)
         self.exit = np.zeros(rows, np.int32)
         self.abstain = np.zeros(rows, np.bool_)
+        self.involuntary = np.zeros(rows, np.bool_)
         self.flops: NDArray[Any] = np.zeros(rows, flops)
         self.probabilities = None if classes is None else np.zeros((rows, classes), np.float32)
+
+    def copy(self) -> "Answers":
+        """The answers as they are now; nothing that is written down later shows there."""
+        made = Answers(self.rows)
+        for name, value in vars(self).items():
+            if name != "confidence":
+                setattr(made, name, value.copy() if isinstance(value, np.ndarray) else value)
+        return made
 
     @cached_property
     def confidence(self) -> NDArray[np.float64]:
@@ -70,13 +79,13 @@ class Answers:
 
     def place(self, rows: Ids, out: Predictions) -> None:
         """Write down what another call answered, at these rows."""
-        for name in ("label", "log_odds", "score", "exit", "abstain", "flops"):
+        for name in ("label", "log_odds", "score", "exit", "abstain", "flops", "involuntary"):
             getattr(self, name)[rows] = getattr(out, name)
         if self.probabilities is not None:
             self.probabilities[rows] = out.probabilities
 
     def predictions(
-        self, executed: tuple[int, ...], fetched: Mapping[str, Any], again: Callable[[str], Any]
+        self, executed: tuple[int, ...], fetched: Mapping[str, Any], again: Callable[[str], Any], classes: Sequence[str]
     ) -> Predictions:
         """All of it. executed: FLOPs run by block. fetched: what came with it; again: how to get the rest."""
         return Predictions(
@@ -85,9 +94,11 @@ class Answers:
             exit=self.exit,
             abstain=self.abstain,
             flops=self.flops,
+            involuntary=self.involuntary,
             _confidence=lambda: self.confidence,
             _log_odds=lambda: self.log_odds,
             executed=executed,
             _fetched=dict(fetched),
             _again=again,
+            _classes=classes,
         )

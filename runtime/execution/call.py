@@ -65,10 +65,14 @@ class Call:
             made["routing"] = self.routing[:seen, ids]
         return made
 
-    def predictions(self, again: Again) -> Predictions:
-        """The answers, once every row has left."""
+    def predictions(self, again: Again, *, so_far: bool = False) -> Predictions:
+        """The answers, once every row has left. so_far: those that there are by now, which later ones don't change."""
         kinds = {"probabilities": self.answers.probabilities, "routing": self.routing}
-        self.answers.flops = self.costs.exits[self.answers.exit]
-        return self.answers.predictions(
-            self.costs.executed(self.ran), {kind: kinds[kind] for kind in self.fetch}, again
+        answers = self.answers.copy() if so_far else self.answers
+        answers.flops = self.costs.exits[answers.exit]
+        return answers.predictions(
+            self.costs.executed(self.ran),
+            {kind: kinds[kind] for kind in self.fetch},
+            again,
+            self.route.manifest.classes,
         )

@@ -66,3 +66,13 @@ def test_modules_take_the_jobs_from_their_modules_and_job_folders_look_one_way()
                 if other in below and other != folder and other not in below[folder]:
                     found.append(f"{path} imports {name}")
     assert not found
+
+
+def test_the_version_is_that_of_what_is_installed():
+    from importlib.metadata import version
+
+    import offramp.runtime
+
+    assert offramp.runtime.__version__ == version("offramp")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = offramp.runtime.nothing

@@ -39,7 +39,8 @@ ids = np.ones((2, 5), np.int64)
         (TEXT, {"ids": [[2**70, 2]], "mask": [[1, 1]]}, "'ids' holds object values"),
         (TEXT, {"ids": np.ones((2, 0), np.int64), "mask": np.ones((2, 0), np.int64)}, "'ids' has seq = 0"),
         (IMAGE, {"x": np.zeros((3, 2, 3), np.float32)}, r"\[3, 2, 3\], expected \['batch', 2, 2\]: axis 2 is 3"),
-        (IMAGE, {"x": np.zeros((3, 2, 2))}, "'x' has the dtype float64, expected float32"),
+        (IMAGE, {"x": np.full((3, 2, 2), 1e39)}, "'x' has numbers beyond float32's range"),
+        (IMAGE, {"x": np.zeros((3, 2, 2), complex)}, "'x' has the dtype complex128, expected float32"),
         (IMAGE, {"x": np.zeros((3, 2, 2), np.uint8)}, "'x' has the dtype uint8, expected float32"),
         (IMAGE, {"x": None}, "'x'"),
     ],
@@ -68,6 +69,15 @@ def test_what_means_the_same_is_taken(model, inputs):
         assert arrays[given.name].flags.c_contiguous
         assert arrays[given.name].shape[given.batch_axis] == sizes["batch"]
         np.testing.assert_array_equal(arrays[given.name], np.asarray(inputs[given.name]))
+
+
+def test_float64_is_rounded_as_float32_and_its_own_infinities_are_told_from_what_overflows():
+    x = np.random.default_rng(0).normal(size=(3, 2, 2))
+    np.testing.assert_array_equal(check_inputs({"x": x}, IMAGE)[0]["x"], x.astype(np.float32))
+    x[1, 0, 0] = np.inf
+    with pytest.raises(InputError, match="'x' has NaN or infinity in row 1"):
+        check_inputs({"x": x}, IMAGE)
+    assert np.isinf(check_inputs({"x": x}, IMAGE, allow_nonfinite=True)[0]["x"]).sum() == 1
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -76,5 +76,7 @@ def _lone(call: Call, made: list[Any], again: Again) -> Predictions:
         abstain=decision.abstain,
         flops=costs.exits[step.exit : step.exit + 1].copy(),
         executed=costs.alone[k],
+        involuntary=np.array([False]),
         _again=again,
+        _classes=call.route.manifest.classes,
     )
