@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows, Picked
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -129,3 +130,18 @@ def _plain(value: Any) -> Any:
 def table(rows: list[tuple[str, ...]]) -> str:
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def bare_rows(score: np.ndarray, right: np.ndarray, flops: np.ndarray) -> LabelledRows:
+    """Made-up rows that have no logits: (J, N) scores and whether each exit is right, (J,) cumulative cost."""
+    n = score.shape[1]
+    everything = np.arange(n)
+    return LabelledRows(
+        logits=tuple(Picked(np.zeros((1, 2)), everything) for _ in score),
+        score=score.astype(np.float32),
+        label=(~right).astype(np.int64),
+        flops=np.repeat(np.asarray(flops, float)[:, None], n, axis=1),
+        truth=np.zeros(n, np.int64),
+        rows=everything,
+        classes=2,
+    )

@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from harness import save, table
+from harness import bare_rows, save, table
 from offramp.runtime.jobs.calibrating.chooser import Chooser
 from offramp.runtime.jobs.calibrating.targets import Budget, MaxDrop, Target, label_of
-from offramp.runtime.jobs.data.labelled_rows import LabelledRows, Picked
+from offramp.runtime.jobs.data.labelled_rows import LabelledRows
 from offramp.runtime.scores import log_odds
 from offramp.runtime.thresholds import leave_at
 
@@ -45,21 +45,7 @@ def drawn(rng: np.random.Generator, strengths: tuple[float, ...], cost: tuple[fl
         2 * (s * np.eye(CLASSES)[truth] + 0.8 * common + 0.6 * rng.standard_normal((rows, CLASSES))) for s in strengths
     ]
     score = np.stack([log_odds(z.astype(np.float32)) for z in logits])
-    return rows_of(score, np.stack([z.argmax(axis=1) == truth for z in logits]), 1000 * np.array(cost))
-
-
-def rows_of(score: np.ndarray, right: np.ndarray, flops: np.ndarray) -> LabelledRows:
-    n = score.shape[1]
-    everything = np.arange(n)
-    return LabelledRows(
-        logits=tuple(Picked(np.zeros((1, 2)), everything) for _ in score),
-        score=score.astype(np.float32),
-        label=(~right).astype(np.int64),
-        flops=np.repeat(np.asarray(flops, float)[:, None], n, axis=1),
-        truth=np.zeros(n, np.int64),
-        rows=everything,
-        classes=2,
-    )
+    return bare_rows(score, np.stack([z.argmax(axis=1) == truth for z in logits]), 1000 * np.array(cost))
 
 
 def judged(rows: LabelledRows, bars: tuple[float, ...]) -> tuple[np.ndarray, float]:
@@ -122,7 +108,7 @@ def made_up(name: str, proposing: int) -> Callable[[int], tuple[LabelledRows, La
 
 def recorded(path: Path, proposing: int) -> Callable[[int], tuple[LabelledRows, LabelledRows]]:
     arrays = np.load(path)
-    rows = rows_of(arrays["scores"], arrays["correct"].astype(bool), arrays["flops"])
+    rows = bare_rows(arrays["scores"], arrays["correct"].astype(bool), arrays["flops"])
 
     def draw(seed: int) -> tuple[LabelledRows, LabelledRows]:
         order = np.random.default_rng(seed).permutation(len(rows))

@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from harness import save, table
+from harness import bare_rows, save, table
 from offramp.runtime import scores
 from offramp.runtime.jobs.calibrating.choice import MARGIN, Choice
 from offramp.runtime.jobs.calibrating.choose_points import Asked, choose_points
@@ -128,17 +128,7 @@ CASCADES = {"net-like": (net_like, 0.02), "overthinking": (overthinking, 0.01), 
 
 
 def rows_of(score: np.ndarray, right: np.ndarray) -> LabelledRows:
-    n = score.shape[1]
-    everything = np.arange(n)
-    return LabelledRows(
-        logits=tuple(Picked(np.zeros((1, 2)), everything) for _ in score),
-        score=score.astype(np.float32),
-        label=(~right).astype(np.int64),
-        flops=np.repeat(1000 * COST[:, None], n, axis=1),
-        truth=np.zeros(n, np.int64),
-        rows=everything,
-        classes=2,
-    )
+    return bare_rows(score, right, 1000 * COST)
 
 
 def safest_first(rules: list[Rule], epsilon: float) -> list[Rule]:

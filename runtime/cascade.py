@@ -139,6 +139,10 @@ class Cascade:
         """
         return self._preprocessor()(rows)
 
+    def preprocess_by_length(self, rows: Iterable[Any]) -> list[tuple[NDArray[np.int64], Arrays]]:
+        """As `preprocess`, in parts: (positions, inputs), where no row is padded because of its neighbours."""
+        return self._preprocessor().parts(rows)
+
     def warm_up(self, sizes: Mapping[str, int] | None = None) -> None:
         """Do now what would otherwise be done for the first request: lazy imports, first runs, on a GPU its captures.
 

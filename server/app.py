@@ -14,6 +14,7 @@ from offramp.server.engine import DirectEngine
 from offramp.server.errors import add_error_handlers
 from offramp.server.protocols import inference, predict
 from offramp.server.protocols.openapi import add_schemas
+from offramp.server.protocols.raw import RawRows
 from offramp.server.settings import Settings
 
 
@@ -36,7 +37,7 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
     engine = DirectEngine(
         points, counters, lanes=settings.lanes, max_queued_rows=settings.max_queued_rows, timeout=settings.timeout
     )
-    plane = DataPlane(cascade.manifest, points, engine, counters, settings)
+    plane = DataPlane(cascade.manifest, points, engine, counters, settings, RawRows(cascade))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

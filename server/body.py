@@ -93,7 +93,7 @@ def _unpack(body: bytes, bits: int, limit: int) -> bytes:
     return b"".join(parts)
 
 
-async def off_loop(size: int, work: Callable[[], T]) -> T:
+async def off_loop(size: float, work: Callable[[], T]) -> T:
     """Do it here if it is small, in a thread if it would hold up the event loop."""
     return work() if size <= INLINE_BYTES else await asyncio.to_thread(work)
 

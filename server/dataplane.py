@@ -1,6 +1,7 @@
 """The way of every inference request, whatever its protocol: read, decode, infer, encode, count."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from offramp.server.engine import Engine
 from offramp.server.errors import ClientGone, TooLarge, outcome
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
+from offramp.server.protocols.raw import RawRows
 from offramp.server.query import Answer, Query
 from offramp.server.settings import Settings
 from starlette.requests import Request
@@ -32,6 +34,7 @@ class DataPlane:
     engine: Engine
     metrics: Metrics
     settings: Settings
+    raw: RawRows
 
     async def answer(self, request: Request, decode: Decode) -> Response:
         """Answer a request.
@@ -42,7 +45,9 @@ class DataPlane:
         started = time.perf_counter()
         try:
             body = await read_body(request, self.settings.max_body_bytes, self.settings.timeout)
-            query, encode = await off_loop(len(body), lambda: decode(body))
+            # A small body may hold a picture that takes a second to unpack.
+            size = math.inf if self.raw.kind == "image" else len(body)
+            query, encode = await off_loop(size, lambda: decode(body))
             answer = await _unless_disconnected(request, self.engine.infer(query))
             numbers = len(self.manifest.classes) if query.probabilities else 0
             size = len(answer) * (_ROW_BYTES + numbers * _NUMBER_BYTES)

@@ -15,7 +15,7 @@ from offramp.server.dataplane import DataPlane, Encode, check_timeout
 from offramp.server.errors import NotFound, NotSupported, Unavailable
 from offramp.server.protocols.openapi import documented, example_row
 from offramp.server.protocols.tensors import group_of_arrays, numbers
-from offramp.server.query import DEFAULT_PRIORITY, PRIORITIES, Answer, Query
+from offramp.server.query import DEFAULT_PRIORITY, PRIORITIES, Answer, Group, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -33,7 +33,11 @@ ON_REQUEST = frozenset({"probabilities"})  # only in the answer if the request's
 
 
 class InputTensor(msgspec.Struct, kw_only=True):
-    """An input by name. data: numbers in row-major order, flat or nested as in shape."""
+    """An input by name. data: numbers in row-major order, flat or nested as in shape.
+
+    If the bundle has preprocessing, one tensor of the datatype BYTES named "text" or "image" may stand for all inputs:
+    strings, or PNG and JPEG files in base64, shape [rows].
+    """
 
     name: str
     shape: list[int]
@@ -113,18 +117,25 @@ def routes(plane: DataPlane) -> APIRouter:
     router = APIRouter(tags=["open inference protocol"])
     of_model = APIRouter(prefix="/v2/models/{model}", dependencies=[Depends(check_model)])
 
+    def groups_of(tensors: list[InputTensor]) -> tuple[Group, ...]:
+        if [tensor.datatype for tensor in tensors] == ["BYTES"]:
+            values = raw_rows(tensors[0], plane.raw.kind)
+            plane.check_rows(len(values))
+            return plane.raw.groups(values, f"inputs[0] ({tensors[0].name!r}).data")
+        return (group_of_arrays(arrays(tensors), manifest),)
+
     def decode(data: bytes) -> tuple[Query, Encode]:
         asked = body.decode(data, InferRequest)
         outputs = wanted_outputs(asked.outputs)
-        group = group_of_arrays(arrays(asked.inputs), manifest)
-        rows = len(group.positions)
+        groups = groups_of(asked.inputs)
+        rows = sum(len(group.positions) for group in groups)
         plane.check_rows(rows)
         name, max_exit = points.choose(
             parameter(asked.parameters, "operating_point", str), parameter(asked.parameters, "max_exit", int)
         )
         microseconds = check_timeout(parameter(asked.parameters, "timeout", int), "parameters.timeout")
         query = Query(
-            groups=(group,),
+            groups=groups,
             rows=rows,
             operating_point=name,
             max_exit=max_exit,
@@ -255,6 +266,21 @@ def arrays(tensors: list[InputTensor]) -> dict[str, NDArray[Any]]:
             raise InputError(f"{where}.data has the shape {list(array.shape)}, its shape says {tensor.shape}.")
         made[tensor.name] = array.reshape(tensor.shape)
     return made
+
+
+def raw_rows(tensor: InputTensor, kind: str | None) -> list[str]:
+    """The strings of a BYTES tensor: texts, or files in base64. kind: its name, "text" or "image"."""
+    where = f"inputs[0] ({tensor.name!r})"
+    if kind is None or tensor.name != kind:
+        named = "and this bundle says nothing about raw rows" if kind is None else f"expected the name {kind!r}"
+        raise InputError(f"{where}.datatype is 'BYTES', {named}; tensors of numbers have one of {list(DTYPES)}.")
+    data = tensor.data or []
+    if [size for size in tensor.shape if size != 1] not in ([len(data)], []) or math.prod(tensor.shape) != len(data):
+        raise InputError(f"{where}.shape is {tensor.shape}, its data are {len(data)} rows: expected [{len(data)}].")
+    for k, value in enumerate(data):
+        if not isinstance(value, str):
+            raise InputError(f"{where}.data[{k}] is no string.")
+    return data
 
 
 def output(name: str, answer: Answer, classes: list[str]) -> OutputTensor:

@@ -9,7 +9,7 @@ from offramp.server import body
 from offramp.server.dataplane import DataPlane, Encode, check_timeout
 from offramp.server.protocols.openapi import documented, example_row
 from offramp.server.protocols.tensors import groups_of_instances
-from offramp.server.query import Answer, Query
+from offramp.server.query import Answer, Group, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,8 +17,9 @@ from starlette.responses import Response
 class PredictRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Rows to classify, and how.
 
-    instances: one a row; an object with the model's inputs by name, or the bare value of a single input.
-    Rows may differ in length. max_exit: the last exit a row may leave from. timeout: seconds, then 503.
+    instances: one a row; an object with the model's inputs by name, or the bare value of a single input. If the bundle
+    has preprocessing, a row may also be a text ("…" or {"text": "…"}), or a PNG or JPEG file in base64 ("…" or
+    {"b64": "…"}). Rows may differ in length. max_exit: the last exit a row may leave from. timeout: seconds, then 503.
     probabilities: answer with every class's probability.
     """
 
@@ -61,17 +62,22 @@ SCHEMAS = (PredictRequest, PredictResponse)
 
 def routes(plane: DataPlane) -> APIRouter:
     router = APIRouter(tags=["predict"])
-    manifest, points = plane.manifest, plane.points
+    manifest, points, raw = plane.manifest, plane.points, plane.raw
 
-    row = {given.name: example_row(given) for given in manifest.inputs}
+    row: Any = {given.name: example_row(given) for given in manifest.inputs}
+    if raw.kind == "text":
+        row = "a text"
     example = {"instances": [row], "operating_point": points.default}
+
+    def groups(instances: list[Any]) -> tuple[Group, ...]:
+        return raw.of_instances(instances) if raw.meant(instances) else groups_of_instances(instances, manifest)
 
     def decode(data: bytes) -> tuple[Query, Encode]:
         asked = body.decode(data, PredictRequest)
         plane.check_rows(len(asked.instances))
         name, max_exit = points.choose(asked.operating_point, asked.max_exit)
         query = Query(
-            groups=groups_of_instances(asked.instances, manifest),
+            groups=groups(asked.instances),
             rows=len(asked.instances),
             operating_point=name,
             max_exit=max_exit,

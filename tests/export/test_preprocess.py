@@ -18,27 +18,13 @@ from offramp.runtime.jobs.bundles.repack import repack
 from offramp.runtime.jobs.recording.record import record
 from offramp.runtime.preprocess import Image, Text
 from offramp.runtime.records import read_records
-from torch import nn
+from raw_bundles import picture_bundle, text_bundle, word_tokenizer
 from toys import SEQUENCE, Masked
 
 tokenizers = pytest.importorskip("tokenizers")
 PIL = pytest.importorskip("PIL.Image")
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "what", "is", "my", "balance", "play", "music"]
-NAMES = ["bank", "music", "other", "oos", "none"]
 TEXTS = ["what is my balance", "play music", "", "is is is is is is is is", "é \U0001f600", "play my balance"]
-
-
-class Seen(nn.Module):
-    """Two exits over small pictures."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads = nn.ModuleList(nn.Linear(3 * 4 * 6, 3) for _ in range(2))
-
-    def forward(self, x):
-        flat = x.flatten(1)
-        return [head(torch.tanh(flat * (j + 1))) for j, head in enumerate(self.heads)]
 
 
 def changed(bundle, copy, change):
@@ -53,41 +39,17 @@ def changed(bundle, copy, change):
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    path = tmp_path_factory.mktemp("tokenizer") / "words.json"
-    made.save(str(path))
-    return path
+    return word_tokenizer(tmp_path_factory.mktemp("tokenizer") / "words.json")
 
 
 @pytest.fixture(scope="module")
 def texts(tokenizer, tmp_path_factory):
-    torch.manual_seed(0)
-    ids = torch.randint(1, 10, (3, 6))
-    spec = {"kind": "text", "tokenizer": str(tokenizer), "ids": "ids", "mask": "mask", "max_length": 8}
-    return export_bundle(
-        Masked().eval(),
-        {"ids": ids, "mask": torch.ones_like(ids)},
-        tmp_path_factory.mktemp("texts") / "b",
-        dynamic_axes=SEQUENCE,
-        classes=NAMES,
-        preprocess=spec | {"sample": ["what is my balance", ""]},
-    )
+    return text_bundle(tmp_path_factory.mktemp("texts") / "b", tokenizer)
 
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("pictures")
-    PIL.fromarray(np.full((5, 5, 3), 9, np.uint8)).save(folder / "try.PNG")
-    spec = Image(input="x", height=4, width=6, mean=[0.5] * 3, std=[0.25] * 3, sample=str(folder / "try.PNG"))
-    example = {"x": torch.rand(2, 3, 4, 6)}
-    return export_bundle(Seen().eval(), example, folder / "b", classes=["cat", "dog", "owl"], preprocess=spec)
+    return picture_bundle(tmp_path_factory.mktemp("pictures"))
 
 
 def test_the_files_are_in_the_bundle_and_in_its_manifest(texts, pictures, tokenizer):

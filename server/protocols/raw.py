@@ -1,0 +1,73 @@
+"""Raw rows: texts, and pictures as base64, through the preprocessing that the bundle brings."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from offramp.runtime.cascade import Cascade
+from offramp.runtime.errors import InputError, RuntimeUnavailable
+from offramp.runtime.inputs import check_inputs
+from offramp.runtime.preprocess import Text
+from offramp.server.errors import NotSupported
+from offramp.server.query import Group
+
+
+class RawRows:
+    """What a bundle takes beside arrays. kind: "text", "image", or None where the manifest says nothing of it."""
+
+    def __init__(self, cascade: Cascade) -> None:
+        spec = cascade.manifest.preprocess
+        self.kind = None if spec is None else "text" if isinstance(spec, Text) else "image"
+        self._cascade = cascade
+        self._names = {given.name for given in cascade.manifest.inputs}
+
+    def meant(self, instances: Sequence[Any]) -> bool:
+        """Whether the instances of a /v1/predict request are raw rows rather than arrays: the first tells."""
+        return bool(instances) and self._value(instances[0]) is not None
+
+    def _value(self, instance: Any) -> str | None:
+        """The text or base64 of a raw instance: the bare string, or {"text": …} or {"b64": …}."""
+        if isinstance(instance, dict) and len(instance) == 1:
+            (name, value), *_ = instance.items()
+            if name in ("text", "b64") and name not in self._names and isinstance(value, str):
+                return value
+        return instance if isinstance(instance, str) else None
+
+    def of_instances(self, instances: Sequence[Any]) -> tuple[Group, ...]:
+        """The rows of a /v1/predict request, those of one length together. Raises InputError naming the instance."""
+        found = [self._value(instance) for instance in instances]
+        for k, value in enumerate(found):
+            if value is None:
+                raise InputError(f"instances[{k}] isn't a raw row as instances[0] is: send one kind of them.")
+        return self.groups([value for value in found if value is not None], "instances")
+
+    def groups(self, values: Sequence[str], where: str) -> tuple[Group, ...]:
+        """Texts, or pictures in base64, as the model's inputs. where: the field they came in, for messages."""
+        if self.kind is None:
+            raise InputError(
+                f"{where}[0] is a string, and this bundle says nothing about raw rows: send arrays of numbers, or "
+                "export it with preprocess=."
+            )
+        rows: Sequence[Any] = values
+        if self.kind == "image":
+            rows = [_picture(value, f"{where}[{k}]") for k, value in enumerate(values)]
+        try:
+            parts = self._cascade.preprocess_by_length(rows)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        except RuntimeUnavailable as error:
+            raise NotSupported(f"{where}: {error}") from error
+        made = []
+        for positions, inputs in parts:
+            arrays, sizes = check_inputs(inputs, self._cascade.manifest)
+            made.append(Group(arrays, sizes, np.asarray(positions, np.int64)))
+        return tuple(made)
+
+
+def _picture(value: str, where: str) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InputError(f"{where} isn't base64 ({error}): expected that of a PNG or JPEG file.") from error
