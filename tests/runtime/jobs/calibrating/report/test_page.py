@@ -62,7 +62,8 @@ def test_the_page_is_self_contained_and_escaped(text, page):
 
 def test_what_is_asked_first_comes_first_and_the_rest_is_folded(page, found):
     visible = ["Operating points", "Cost and accuracy", "What is promised", "What is estimated, not promised"]
-    assert page.headings[1 : 1 + len(visible) + 1] == [*visible[:3], "Certify against test", visible[3]]
+    first = [heading for heading in page.headings[1:] if heading != "Targets that can't be kept"]
+    assert first[: len(visible) + 1] == [*visible[:3], "Certify against test", visible[3]]
     for heading in ("Rules and counts", "Can confidence be trusted?", "Classes and mistakes", "Under shift"):
         assert heading in page.headings
     for heading in (
