@@ -24,6 +24,7 @@ from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guaran
 from offramp.runtime.jobs.calibrating.versions import Version, history, promote, rollback
 from offramp.runtime.jobs.data.opened import OpenedRecords, open_records, own_logits
 from offramp.runtime.jobs.data.sources import open_data
+from offramp.runtime.jobs.evaluating.evaluate import Evaluation, evaluate
 from offramp.runtime.jobs.recording.record import record
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Budget",
     "Calibrated",
     "CalibrationRefused",
+    "Evaluation",
     "ExitSet",
     "Guarantee",
     "Inspection",
@@ -46,6 +48,7 @@ __all__ = [
     "calibrate",
     "choose_exits",
     "diff",
+    "evaluate",
     "history",
     "inspect",
     "measure_times",
