@@ -13,6 +13,7 @@ of the package: its modules import from each other, never from here.
 
 from offramp.runtime.jobs.auditing.audit import audit_bundle, audit_records
 from offramp.runtime.jobs.auditing.evidence import Audit
+from offramp.runtime.jobs.benching.bench import Bench, bench
 from offramp.runtime.jobs.bundles.inspect import Inspection, inspect
 from offramp.runtime.jobs.bundles.repack import ExitSet, choose_exits, repack
 from offramp.runtime.jobs.bundles.time_model import TimeModel, measure_times
@@ -30,6 +31,7 @@ from offramp.runtime.jobs.recording.record import record
 __all__ = [
     "AbstainRisk",
     "Audit",
+    "Bench",
     "Budget",
     "Calibrated",
     "CalibrationRefused",
@@ -45,6 +47,7 @@ __all__ = [
     "Version",
     "audit_bundle",
     "audit_records",
+    "bench",
     "calibrate",
     "choose_exits",
     "diff",
