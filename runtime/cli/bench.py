@@ -5,8 +5,10 @@ from pathlib import Path
 
 from offramp.runtime.cli.options import DATA, add_json, write_json
 from offramp.runtime.cli.progress import bar
+from offramp.runtime.files import write_atomically
 from offramp.runtime.jobs.benching.bench import PACE, SECONDS, bench, document
 from offramp.runtime.jobs.benching.describe import describe
+from offramp.runtime.jobs.benching.page import page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"milliseconds between single rows that come one by one (default: {PACE:g})",
     )
     add_json(parser)
+    parser.add_argument("--html", type=Path, help="also write a page with the figures")
     parser.add_argument("--allow-nonfinite", action="store_true", help="let NaN and infinity in float inputs pass")
 
 
@@ -47,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
             allow_nonfinite=args.allow_nonfinite,
             progress=progress,
         )
+    if args.html is not None:
+        write_atomically(args.html, page(found).encode())
     if not write_json(args.json, document(found)):
         print(describe(found))
     return 0

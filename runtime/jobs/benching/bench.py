@@ -1,5 +1,6 @@
 """The bench job: a bundle's operating points against one plain session, on this data and this machine."""
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from offramp.runtime.arrays import Floats
+from offramp.runtime.arrays import Floats, usable_cores
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
 from offramp.runtime.execution.cpu.session import available_threads, check_threads
@@ -22,11 +23,13 @@ from offramp.runtime.points import OperatingPoint
 from offramp.runtime.scores import LARGEST
 
 SCHEMA = "offramp-bench/1"
-SECONDS, PACE = 50.0, 20.0
+SECONDS, PACE = 45.0, 20.0
 BATCHES = (8, 32, 128)
-PLAIN = "plain session"
+Taker = tuple[str, str]
+"""Who takes turns: ("plain", setting), ("point", name), ("nobody leaves", exits)."""
 # How the time is shared out: a mode that sleeps gets fewer rounds out of it, and so does a large batch.
 _SHARES = {(1, False): 3, (1, True): 6, (8, False): 2, (32, False): 3, (128, False): 5}
+_BUSY = 0.5  # a load, in cores, from which on others are in the way
 _LEAST = 0.3  # of the time asked for is left for the turns, however long loading took
 
 Progress = Callable[[int, int], None]
@@ -36,10 +39,11 @@ Progress = Callable[[int, int], None]
 class Bench:
     """Tables are lists of flat dicts, one a line: `pandas.DataFrame(found.times)`.
 
-    about: model, machine, versions, threads, the rival in words. rows, of: rows taken, of so many. points: a line a
-    point: accuracy if there are labels, FLOPs, coverage, exits. times: a line a mode and whoever took turns:
-    milliseconds a batch, rows a second, the speed-up over the plain session, each with a 95% interval; costs_ms: what
-    the point's heads and gates cost, saves_ms: what leaving early saves. verdicts: the one to speak of first first.
+    about: model, machine, versions, threads, load before it began, the rival in words. rows, of: rows taken, of so
+    many. points: a line a point: accuracy if there are labels, FLOPs, coverage, exits. times: a line a mode for the
+    plain session (point None) and for each point: milliseconds a batch, rows a second, the speed-up over the plain
+    session, each with a 95% interval; costs_ms: what the point's heads and gates cost; saves_ms: what leaving early
+    saves. verdicts: the one to speak of first first.
     """
 
     about: Mapping[str, Any]
@@ -78,6 +82,7 @@ def bench(
     """
     _check(seconds, pace, threads)
     told = _Told(progress, seconds)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     threads = threads or available_threads()
     with Cascade.load(bundle, threads=threads) as cascade:
         names = dict.fromkeys(points) or cascade.calibration.points
@@ -86,11 +91,11 @@ def bench(
         rivals, rival = plain_sessions(cascade.bundle, threads)
         lines = answers(cascade, chosen, picked, allow_nonfinite=allow_nonfinite, progress=told)
         whole = {name: _nobody_leaves(point) for name, point in chosen.items()}
-        runs: dict[str, Run] = {f"{PLAIN}, {name}": run for name, run in rivals.items()}
-        runs |= {name: _run(cascade.at(point), allow_nonfinite) for name, point in chosen.items()}
+        runs: dict[Taker, Run] = {("plain", setting): run for setting, run in rivals.items()}
+        runs |= {("point", name): _run(cascade.at(point), allow_nonfinite) for name, point in chosen.items()}
         # Points with the same exits share what they cost if nobody leaves.
         runs |= {
-            _named(point): _run(cascade.at(point), allow_nonfinite) for point in whole.values() if len(point.exits) > 1
+            _nobody(point): _run(cascade.at(point), allow_nonfinite) for point in whole.values() if len(point.exits) > 1
         }
         modes = [Mode(1), Mode(1, pace), *map(Mode, batches)]
         told.begin()
@@ -106,6 +111,7 @@ def bench(
             "machine": machine(),
             "versions": versions_of(),
             "threads": threads,
+            "load": load,
             "rival": rival,
             "data": str(data),
         },
@@ -114,7 +120,7 @@ def bench(
         points=lines,
         times=times,
         verdicts=ranked(judged, means),
-        notes=[*_about_rows(picked), *notes],
+        notes=[*_about_load(load), *_about_rows(picked), *notes],
     )
 
 
@@ -152,7 +158,7 @@ class _Told:
 
 def _turns(
     cascade: Cascade,
-    runs: Mapping[str, Run],
+    runs: Mapping[Taker, Run],
     picked: Picked,
     modes: Sequence[Mode],
     whole: Mapping[str, OperatingPoint],
@@ -174,14 +180,16 @@ def _turns(
             progress=told,
         )
         rival, made = _lines(mode, taken, whole)
+        if mode.rows > 1:  # settings hardly matter to larger batches, which take the most time
+            runs = {who: run for who, run in runs.items() if who[0] != "plain" or who[1] == made[0]["setting"]}
         lines += made
         for name, point in whole.items():
-            nobody = taken[_named(point)] if len(point.exits) > 1 else taken[name]
+            nobody = taken[_nobody(point) if len(point.exits) > 1 else ("point", name)]
             measured[name].append(
                 Measured(
                     mode,
-                    middle(rival / taken[name]),
-                    *(float(np.median(each)) for each in (rival, taken[name], nobody)),
+                    middle(rival / taken["point", name]),
+                    *(float(np.median(each)) for each in (rival, taken["point", name], nobody)),
                 )
             )
     told(done=True)
@@ -189,31 +197,32 @@ def _turns(
     return lines, measured, notes
 
 
-def _lines(mode: Mode, taken: Mapping[str, Floats], whole: Mapping[str, OperatingPoint]) -> tuple[Floats, list[Line]]:
+def _lines(mode: Mode, taken: Mapping[Taker, Floats], whole: Mapping[str, OperatingPoint]) -> tuple[Floats, list[Line]]:
     """The rival's seconds, by whichever of its settings is faster in this mode, and a line for it and each point."""
-    rivals = [name for name in taken if name.startswith(f"{PLAIN}, ")]
-    best = min(rivals, key=lambda name: float(np.median(taken[name])))
+    best = min((who for who in taken if who[0] == "plain"), key=lambda who: float(np.median(taken[who])))
     rival = taken[best]
-    lines = []
-    for who, seconds in ((PLAIN, rival), *((name, taken[name]) for name in whole)):
-        point = whole.get(who) if who != PLAIN else None
-        nobody = None if point is None or len(point.exits) == 1 else float(np.median(taken[_named(point)]))
-        lines.append(
-            {
-                "mode": mode.name,
-                "batch": mode.rows,
-                "pace_ms": mode.pace,
-                "who": who,
-                "rounds": len(seconds),
-                **_ends("ms", middle(seconds * 1e3)),
-                **_ends("rows_per_second", middle(mode.rows / seconds)),
-                **_ends("speedup", middle(rival / seconds)),
-                "costs_ms": None if nobody is None else (nobody - float(np.median(rival))) * 1e3,
-                "saves_ms": None if nobody is None else (nobody - float(np.median(seconds))) * 1e3,
-                "setting": best.removeprefix(f"{PLAIN}, ") if who == PLAIN else None,
-            }
-        )
+    lines = [_line(mode, None, rival, rival) | {"setting": best[1]}]
+    for name, point in whole.items():
+        nobody = taken[_nobody(point)] if len(point.exits) > 1 else None
+        lines.append(_line(mode, name, taken["point", name], rival, nobody))
     return rival, lines
+
+
+def _line(mode: Mode, point: str | None, seconds: Floats, rival: Floats, nobody: Floats | None = None) -> Line:
+    whole = None if nobody is None else float(np.median(nobody))
+    return {
+        "mode": mode.name,
+        "batch": mode.rows,
+        "pace_ms": mode.pace,
+        "point": point,
+        "rounds": len(seconds),
+        **_ends("ms", middle(seconds * 1e3)),
+        **_ends("rows_per_second", middle(mode.rows / seconds)),
+        **_ends("speedup", middle(rival / seconds)),
+        "costs_ms": None if whole is None else (whole - float(np.median(rival))) * 1e3,
+        "saves_ms": None if whole is None else (whole - float(np.median(seconds))) * 1e3,
+        "setting": None,
+    }
 
 
 def _ends(name: str, found: Middle) -> Line:
@@ -230,8 +239,18 @@ def _nobody_leaves(point: OperatingPoint) -> OperatingPoint:
     return replace(point, thresholds=(*bars, float("-inf")), expected={}, provenance={})
 
 
-def _named(point: OperatingPoint) -> str:
-    return f"nobody leaves at {point.exits}"
+def _nobody(point: OperatingPoint) -> Taker:
+    return "nobody leaves", str(point.exits)
+
+
+def _about_load(load: float | None) -> list[str]:
+    cores = usable_cores()
+    if load is None or load <= _BUSY * cores:
+        return []
+    return [
+        f"the machine was busy before this began (load {load:.1f} on {cores} core{'' if cores == 1 else 's'}): "
+        "intervals are wide, and threads that wait for each other lose most. Run it again when it is idle."
+    ]
 
 
 def _about_rows(picked: Picked) -> list[str]:

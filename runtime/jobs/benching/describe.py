@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offramp.runtime.jobs.benching.bench import PLAIN, Bench
+from offramp.runtime.jobs.benching.bench import Bench
 from offramp.runtime.jobs.plain_text import aligned, one_line, percent, ranged
 
 _WIDTH = 30
+PLAIN = "plain session"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -21,7 +22,7 @@ def describe(found: Bench) -> str:
             f"against {about['rival']}; everybody takes turns, medians with 95% intervals",
         ],
         aligned([("point", "accuracy", "FLOPs", "coverage", "exit shares"), *(_point(line) for line in found.points)]),
-        *(_mode(lines) for lines in _by_mode(found.times)),
+        *(_mode(lines) for lines in by_mode(found.times)),
         [f"note: {sentence}" for sentence in found.notes],
         said(found),
     ]
@@ -45,7 +46,8 @@ def _point(line: Mapping[str, Any]) -> Sequence[str]:
     return (one_line(line["point"]), accuracy, flops, coverage, shares)
 
 
-def _by_mode(times: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+def by_mode(times: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """The lines of each mode together."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for line in times:
         found.setdefault(line["mode"], []).append(line)
@@ -57,11 +59,15 @@ def _mode(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [(lines[0]["mode"], "ms a batch", "rows/s", "as fast", f"shorter is faster; {lines[0]['rounds']} rounds")]
     for line in lines:
         low, high = line["speedup_low"], line["speedup_high"]
-        ratio = "" if line["who"] == PLAIN else f"{line['speedup']:.2f}x [{low:.2f}, {high:.2f}]"
+        ratio = "" if line["point"] is None else f"{line['speedup']:.2f}x [{low:.2f}, {high:.2f}]"
         ms = f"{_three(line['ms'])} [{_three(line['ms_low'])}, {_three(line['ms_high'])}]"
-        name, picture = f"  {one_line(line['who'])}", bar(line["ms"] / longest)
+        name, picture = f"  {who(line)}", bar(line["ms"] / longest)
         rows.append((name, ms, f"{line['rows_per_second']:,.0f}", ratio, picture))
     return aligned(rows)
+
+
+def who(line: Mapping[str, Any]) -> str:
+    return PLAIN if line["point"] is None else one_line(line["point"])
 
 
 def bar(share: float, width: int = _WIDTH) -> str:

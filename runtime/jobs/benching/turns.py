@@ -1,9 +1,9 @@
 """Fair timing: everybody takes a turn at the same rows in each round, and ratios are formed within it."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from offramp.runtime.arrays import Array, Floats
@@ -11,6 +11,7 @@ from offramp.runtime.jobs.benching.rows import Unit
 
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 400
 _RESAMPLES = 2000
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,14 @@ class Clock:
 
 
 def take_turns(
-    runs: Mapping[str, Callable[[Mapping[str, Any]], object]],
+    runs: Mapping[Name, Callable[[Mapping[str, Any]], object]],
     units: Sequence[Unit],
     *,
     seconds: float,
     pace: float | None = None,
     clock: Clock | None = None,
     progress: Callable[[], None] | None = None,
-) -> dict[str, Floats]:
+) -> dict[Name, Floats]:
     """Seconds a batch, by name, one a round: each round is one unit, at which all take their turn.
 
     The order is rotated from round to round. A unit's batches are averaged. seconds: about how long
@@ -51,7 +52,7 @@ def take_turns(
     for name in order:  # what is made at the first run isn't what serving pays
         for batch in units[0][:2]:
             runs[name](batch)
-    taken: dict[str, list[float]] = {name: [] for name in order}
+    taken: dict[Name, list[float]] = {name: [] for name in order}
     started = due = clock.now()
     turn = 0
     for done in range(MOST_ROUNDS):

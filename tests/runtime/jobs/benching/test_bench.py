@@ -1,19 +1,26 @@
 """The bench job on the digits: what it is made of and what it says. Which is faster is nobody's promise here."""
 
 import json
+import math
+import os
+import re
 import shutil
 
 import numpy as np
 import pytest
-from offramp.runtime import Cascade, InputError, sample
+from offramp.runtime import Cascade, InputError, OperatingPoint, sample
 from offramp.runtime.bundle import read_bundle
+from offramp.runtime.calibration_file import Calibration, write_calibration
 from offramp.runtime.cli import main
 from offramp.runtime.jobs import bench, repack
-from offramp.runtime.jobs.benching.bench import PLAIN, document
+from offramp.runtime.jobs.benching.bench import document
 from offramp.runtime.jobs.benching.describe import bar, describe
+from offramp.runtime.jobs.benching.page import page
 from offramp.runtime.jobs.benching.plain import plain_sessions
 from offramp.runtime.jobs.benching.rows import pick, units
 from offramp.runtime.jobs.plain_json import to_json
+from offramp.runtime.points import full
+from pages import Page
 
 IMAGES, LABELS = sample.heldout()
 QUICK = {"seconds": 0.5, "pace": 1.0}
@@ -36,9 +43,8 @@ def test_everybody_is_timed_in_every_mode(found):
         assert line["ms_low"] <= line["ms"] <= line["ms_high"]
         assert line["rows_per_second"] == pytest.approx(line["batch"] / line["ms"] * 1e3, rel=0.5)
         assert line["rounds"] >= 5
-        assert (line["costs_ms"] is None) == (line["who"] in (PLAIN, "full"))
-    whos = [line["who"] for line in found.times if line["batch"] == 32]
-    assert whos == [PLAIN, "full", "balanced", "fast"]
+        assert (line["costs_ms"] is None) == (line["point"] in (None, "full"))
+    assert [line["point"] for line in found.times if line["batch"] == 32] == [None, "full", "balanced", "fast"]
     assert {one.point for one in found.verdicts} == {"balanced", "fast"}
 
 
@@ -60,6 +66,15 @@ def test_it_is_told_in_text_and_in_json(found):
     assert told["schema"] == "offramp-bench/1"
     assert told["verdict"] == found.verdict.sentence
     assert len(told["times"]) == 20
+
+
+def test_it_is_a_page_that_fetches_nothing_and_draws_each_mode(found):
+    text = page(found)
+    read = Page(text)
+    assert not read.unclosed
+    assert [tag for tag, _ in read.tags].count("figure") == 5
+    assert found.verdict.sentence in "".join(read.text)
+    assert not re.search("https?:", re.sub(r"http://www\.w3\.org/[\w/]+", "", text))
 
 
 def test_the_rival_answers_as_the_full_model_does():
@@ -87,7 +102,7 @@ def test_a_bundle_without_a_graph_of_the_whole_says_so_and_answers_alike(tmp_pat
 
 def test_fewer_rows_than_a_batch_are_repeated_and_that_is_said(tmp_path):
     found = bench(sample.BUNDLE, data(tmp_path, rows=9, labels=False), points=["fast"], **QUICK)
-    assert found.notes == ["fewer rows than a batch of 32, 128 holds: rows are repeated there."]
+    assert found.notes[-1] == "fewer rows than a batch of 32, 128 holds: rows are repeated there."
     assert found.points[0]["accuracy"] is None
     assert "note: fewer rows" in describe(found)
 
@@ -109,12 +124,29 @@ def test_batches_have_the_size_asked_for_and_no_row_twice(tmp_path):
     assert filled[0][0]["x"].shape == (128, 8, 8)
 
 
+def test_a_point_may_be_called_like_the_plain_session(tmp_path):
+    bundle = shutil.copytree(sample.BUNDLE, tmp_path / "b")
+    manifest = read_bundle(bundle).manifest
+    point = OperatingPoint((2.0, 2.0, -math.inf), name="plain session")
+    made = Calibration({"full": full(3), "plain session": point}, 1)
+    write_calibration(bundle, manifest, made, created="", producer="a test")
+    found = bench(bundle, data(tmp_path), **QUICK)
+    assert [line["point"] for line in found.times[:3]] == [None, "full", "plain session"]
+
+
 def test_a_bundle_that_was_never_calibrated_is_told_what_to_do(tmp_path):
     bundle = shutil.copytree(sample.BUNDLE, tmp_path / "b")
     (bundle / "calibration.json").unlink()
     found = bench(bundle, data(tmp_path), **QUICK)
     assert "leaves nowhere early" in found.verdict.sentence
     assert "calibrate it first" in describe(found)
+
+
+@pytest.mark.parametrize(("load", "said"), [(0.0, False), (1000.0, True)])
+def test_a_busy_machine_is_said(tmp_path, monkeypatch, load, said):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    found = bench(sample.BUNDLE, data(tmp_path), points=["full"], **QUICK)
+    assert any("the machine was busy" in note for note in found.notes) == said
 
 
 def test_progress_ends_at_its_total(tmp_path):
