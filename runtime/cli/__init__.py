@@ -18,6 +18,12 @@ COMMANDS = {
     ),
     "record": ("offramp.runtime.cli.record", "run every exit on data and keep the outputs", "cpu"),
     "calibrate": ("offramp.runtime.cli.calibrate", "choose operating points from records, and report on them", "jobs"),
+    "evaluate": (
+        "offramp.runtime.cli.evaluate",
+        "measure operating points on labelled rows, against what they promise",
+        "jobs",
+    ),
+    "bench": ("offramp.runtime.cli.bench", "ask whether leaving early pays here, against one plain session", "jobs"),
     "history": ("offramp.runtime.cli.history", "show a bundle's calibrations through time", ""),
     "promote": ("offramp.runtime.cli.promote", "put a version of history/ in force", ""),
     "rollback": ("offramp.runtime.cli.rollback", "put the version in force that was before the current one", ""),
@@ -39,6 +45,8 @@ EXAMPLES = {
     "export": "offramp export model.py:build --example model.py:example_inputs --dynamic model.py:axes --out bundle/",
     "record": "offramp record bundle/ val.npz --out records/",
     "calibrate": "offramp calibrate bundle/ records/ --budget balanced=0.4 --max-drop 0.5% --abstain-risk 2%",
+    "evaluate": "offramp evaluate bundle/ test.npz",
+    "bench": "offramp bench bundle/ test.npz",
     "history": "offramp history bundle/",
     "promote": "offramp promote bundle/ 3",
     "rollback": "offramp rollback bundle/",
@@ -55,7 +63,8 @@ EXAMPLES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand. Exit codes: 0 done, 2 bad input (one line says what), 3 refused, 130 interrupted."""
+    """Run one subcommand. Exit codes: 0 done, 1 a promise is broken, 2 bad input (one line says what), 3 refused,
+    130 interrupted."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(prog="offramp", description="Serve classifiers that can stop early.")
     parser.add_argument("--version", action="version", version=metadata.version("offramp"))

@@ -1,10 +1,15 @@
 """Options that several subcommands share."""
 
 import argparse
+import sys
+from pathlib import Path
+from typing import Any
 
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.errors import InputError
 from offramp.runtime.execution.executor import DEVICES
+from offramp.runtime.files import write_atomically
+from offramp.runtime.jobs.plain_json import to_json
 
 # What `open_data` takes, for the help of commands that read data.
 DATA = (
@@ -18,6 +23,28 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     """Where and how the cascade runs."""
     parser.add_argument("--device", default="cpu", help=f"where blocks run: {DEVICES} (default: cpu)")
     parser.add_argument("--threads", type=int, help="threads a block may use (default: what the machine allows)")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """`--json`: everything to stdout instead of tables, `--json FILE`: into a file beside them."""
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="print everything as JSON instead, or write it to a file beside the tables",
+    )
+
+
+def write_json(where: str | None, document: Any) -> bool:
+    """Whether stdout is taken: what `--json` asked for is printed there, or written to its file."""
+    if where is None:
+        return False
+    if where != "-":
+        write_atomically(Path(where), to_json(document))
+        return False
+    sys.stdout.write(to_json(document).decode())
+    return True
 
 
 def fraction(text: str) -> float:

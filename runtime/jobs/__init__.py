@@ -13,6 +13,7 @@ of the package: its modules import from each other, never from here.
 
 from offramp.runtime.jobs.auditing.audit import audit_bundle, audit_records
 from offramp.runtime.jobs.auditing.evidence import Audit
+from offramp.runtime.jobs.benching.bench import Bench, bench
 from offramp.runtime.jobs.bundles.inspect import Inspection, inspect
 from offramp.runtime.jobs.bundles.repack import ExitSet, choose_exits, repack
 from offramp.runtime.jobs.bundles.time_model import TimeModel, measure_times
@@ -24,14 +25,17 @@ from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guaran
 from offramp.runtime.jobs.calibrating.versions import Version, history, promote, rollback
 from offramp.runtime.jobs.data.opened import OpenedRecords, open_records, own_logits
 from offramp.runtime.jobs.data.sources import open_data
+from offramp.runtime.jobs.evaluating.evaluate import Evaluation, evaluate
 from offramp.runtime.jobs.recording.record import record
 
 __all__ = [
     "AbstainRisk",
     "Audit",
+    "Bench",
     "Budget",
     "Calibrated",
     "CalibrationRefused",
+    "Evaluation",
     "ExitSet",
     "Guarantee",
     "Inspection",
@@ -43,9 +47,11 @@ __all__ = [
     "Version",
     "audit_bundle",
     "audit_records",
+    "bench",
     "calibrate",
     "choose_exits",
     "diff",
+    "evaluate",
     "history",
     "inspect",
     "measure_times",

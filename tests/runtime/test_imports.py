@@ -53,6 +53,8 @@ def test_modules_take_the_jobs_from_their_modules_and_job_folders_look_one_way()
         "auditing": {"data", "pages"},
         "bundles": {"data", "pages"},
         "calibrating": {"data", "pages", "auditing", "bundles"},
+        "benching": {"data", "pages", "calibrating"},
+        "evaluating": {"data", "pages", "recording", "calibrating"},
     }
     found = []
     for path in (path for top in ("runtime", "server", "export", "kernels") for path in (ROOT / top).rglob("*.py")):

@@ -26,7 +26,7 @@ def by_class(measured: Measured, point: str, labelled: LabelledRows, names: Sequ
     full = np.bincount(test.truth[test.correct[-1]], minlength=labelled.classes)
     # −1 is the answer to logits that are NaN.
     so = np.bincount(answer[answer >= 0], minlength=labelled.classes)
-    taken = _taken_for(test.truth, answer, measured.wrong[point])
+    taken = taken_for(test.truth, answer, measured.wrong[point])
     table = []
     for k in np.flatnonzero(known).tolist():
         low, high = share(int(right[k]), int(rows[k])) or (None, None)
@@ -51,7 +51,7 @@ def by_class(measured: Measured, point: str, labelled: LabelledRows, names: Sequ
     return table
 
 
-def _taken_for(truth: Ints, answer: Ints, wrong: Bools) -> dict[int, tuple[int, int]]:
+def taken_for(truth: Ints, answer: Ints, wrong: Bools) -> dict[int, tuple[int, int]]:
     """For each class the commonest wrong answer to its rows, and how often it is given."""
     pairs, times = np.unique(np.stack([truth[wrong], answer[wrong]], axis=1), axis=0, return_counts=True)
     found: dict[int, tuple[int, int]] = {}
