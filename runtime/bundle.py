@@ -7,15 +7,16 @@ import keyword
 import math
 import re
 import stat
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from offramp.runtime import cost
 from offramp.runtime.errors import BundleError, InputError
-from offramp.runtime.files import inside, sha256_of_file, unseal
+from offramp.runtime.files import NoRoom, PrivateCopy, inside, private_places, sha256_of_file, unseal
 from offramp.runtime.preprocess import Preprocess, Preprocessor, check, open_preprocessor
 
 SCHEMA = "offramp/1"
@@ -164,9 +165,15 @@ class Bundle:
 
     path: Path
     manifest: Manifest
+    held: PrivateCopy | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are read from: the copy of what was verified, if there is one."""
+        return self.path if self.held is None else self.held.folder
 
     def file(self, relative: str) -> Path:
-        return inside(self.path, relative, where=f"{self.path / MANIFEST}")
+        return inside(self.folder, relative, where=f"{self.path / MANIFEST}")
 
     def preprocessor(self) -> Preprocessor:
         """What turns a list of texts or pictures into the model's inputs.
@@ -180,10 +187,12 @@ class Bundle:
         return open_preprocessor(self.manifest.preprocess, self.manifest.inputs, self.file)
 
 
-def read_bundle(path: str | Path) -> Bundle:
+def read_bundle(path: str | Path, *, hold: bool = False) -> Bundle:
     """Read and verify a bundle: schema, digest, every file's size and SHA-256, names, axes and paths.
 
-    Raises BundleError with the file and the field; nothing of the bundle has been run by then.
+    hold: keep a private copy of what was verified, as long as somebody has the Bundle: whatever becomes of the folder
+    then, nothing else is run. Raises BundleError with the file and the field; nothing of the bundle has been run by
+    then.
     """
     if not isinstance(path, str | Path) or not str(path):
         raise BundleError(f"bundle is {path!r}, expected the path of a folder.")
@@ -201,16 +210,41 @@ def read_bundle(path: str | Path) -> Bundle:
             raise BundleError(f"{where}: files[{name!r}].sha256 is not 64 hexadecimal digits.")
     _check_structure(manifest, root, where)
     unseal(data, manifest.digest, where=str(where))
+    return Bundle(root, manifest, _held(root, manifest) if hold else _checked(root, manifest))
+
+
+def _held(root: Path, manifest: Manifest) -> PrivateCopy | None:
+    """A private copy of the files, verified as they are copied; None where there is no room for one."""
+    full = []
+    for place in private_places():
+        try:
+            return _checked(root, manifest, PrivateCopy(place))
+        except NoRoom as error:
+            full.append(str(error))
+    warnings.warn(
+        f"{root}: no private copy could be made ({'; '.join(full) or 'no temporary folder'}), so files changed from "
+        "now on may change answers or end this process. Let TMPDIR name a folder with room.",
+        stacklevel=4,
+    )
+    return _checked(root, manifest)
+
+
+def _checked(root: Path, manifest: Manifest, copy: PrivateCopy | None = None) -> PrivateCopy | None:
+    """Check every file's size and SHA-256, copying it if there is a copy to put it in."""
     for name, entry in manifest.files.items():
-        file = inside(root, name, where=f"{where}: files")
-        if not file.is_file():
-            raise BundleError(f"{file}: missing, though {MANIFEST} lists it. Restore it, or export again.")
-        size = file.stat().st_size
-        if size != entry.bytes:
-            raise BundleError(f"{file}: {size} bytes, {MANIFEST} says {entry.bytes}. Restore it, or export again.")
-        if sha256_of_file(file) != entry.sha256:
+        file = inside(root, name, where=f"{root / MANIFEST}: files")
+        try:
+            if not file.is_file():
+                raise BundleError(f"{file}: missing, though {MANIFEST} lists it. Restore it, or export again.")
+            size = file.stat().st_size
+            if size != entry.bytes:
+                raise BundleError(f"{file}: {size} bytes, {MANIFEST} says {entry.bytes}. Restore it, or export again.")
+            digest = sha256_of_file(file) if copy is None else copy.add(name, file)
+        except OSError as error:
+            raise BundleError(f"{file}: can't be read ({error.strerror}). Restore it, or export again.") from error
+        if digest != entry.sha256:
             raise BundleError(f"{file}: its SHA-256 differs from {MANIFEST}. Restore it, or export again.")
-    return Bundle(root, manifest)
+    return copy
 
 
 def read_bytes(root: Path, name: str) -> bytes:

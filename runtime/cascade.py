@@ -76,7 +76,7 @@ class Cascade:
         """
         if batch_rows is not None:
             _check_batch_rows(batch_rows)
-        bundle = read_bundle(path)
+        bundle = read_bundle(path, hold=True)
         calibration = read_calibration(bundle.path, bundle.manifest)
         point = operating_point if isinstance(operating_point, OperatingPoint) else calibration.point(operating_point)
         executor = open_executor(bundle, device, threads=threads, providers=providers)
