@@ -2,6 +2,8 @@
 
 import math
 import os
+import subprocess
+import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -198,6 +200,56 @@ def test_a_closed_cascade_says_so_and_calls_under_way_finish(images):
     for closed in (cascade, sibling):
         with pytest.raises(CascadeClosed, match="closed"):
             closed.predict({"x": images[:1]})
+
+
+@pytest.mark.parametrize("cascade_graph", [True, False])
+def test_a_call_of_several_batches_finishes_though_its_cascade_is_closed_after_the_first(images, cascade_graph):
+    class Closing(CpuExecutor):
+        def run(self, graph, state, outputs):
+            made = super().run(graph, state, outputs)
+            self.close()
+            return made
+
+        def run_cascade_graph(self, inputs, thresholds):
+            made = super().run_cascade_graph(inputs, thresholds)
+            self.close()
+            return made
+
+    with Cascade.load(sample.BUNDLE, operating_point="balanced") as whole:
+        executor = Closing(whole.bundle, threads=1, providers=["CPUExecutionProvider"], cascade_graph=cascade_graph)
+        closing = Cascade(whole.bundle, whole.calibration, whole.operating_point, executor, batch_rows=64)
+        assert (closing.predict({"x": images}).label == whole.predict({"x": images}).label).all()
+    with pytest.raises(CascadeClosed, match="closed"):
+        closing.predict({"x": images[:1]})
+    assert not executor.opened
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.parametrize("end", ["cascade.close()", "del cascade", "pass", "cascade = None; gc.collect()"])
+def test_a_forked_child_that_lets_go_of_its_parents_sessions_ends_with_its_own_exit_code(end):
+    program = f"""if True:
+        import gc, os, sys, time
+        from offramp.runtime import Cascade, sample
+        images = sample.heldout()[0]
+        cascade = Cascade.load(sample.BUNDLE, operating_point="balanced")
+        child = os.fork()
+        if child == 0:
+            {end}
+            sys.exit(7)
+        for _ in range(600):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            time.sleep(0.05)
+        else:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            sys.exit("the child never ended")
+        assert os.waitstatus_to_exitcode(status) == 7, status
+        assert (cascade.at("full").predict({{"x": images}}).exit == 2).all()  # its files are still there
+    """
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
