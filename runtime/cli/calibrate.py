@@ -17,7 +17,7 @@ from offramp.runtime.cli.progress import bar
 from offramp.runtime.errors import InputError
 from offramp.runtime.files import write_atomically
 from offramp.runtime.jobs.bundles.time_model import measure_times
-from offramp.runtime.jobs.calibrating.calibrate import calibrate
+from offramp.runtime.jobs.calibrating.calibrate import calibrate, check_out
 from offramp.runtime.jobs.calibrating.report.document import REPORT
 from offramp.runtime.jobs.calibrating.result import Calibrated, CalibrationRefused
 from offramp.runtime.jobs.calibrating.targets import DEFAULT, AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, Target
@@ -212,8 +212,7 @@ def _opened(args: argparse.Namespace) -> tuple[Path | None, OpenedRecords]:
         bundle, folder = None, bundle  # one folder, and it isn't a bundle
     if folder is None and not args.logits:
         raise InputError("records are missing: a folder written by `offramp record`, or --logits and --labels.")
-    if bundle is None and args.out is None:
-        raise InputError("--out is missing: without a bundle, name a folder for the calibration.")
+    check_out(bundle, args.out)
     return bundle, own_logits(args.logits, args.labels, args.flops) if args.logits else open_records(folder)
 
 
