@@ -316,6 +316,14 @@ def _check_structure(m: Manifest, root: Path, where: Path) -> None:
             require(isinstance(size, str) or size >= 0, f"{field}.shape has the size {size}")
     if m.preprocess is not None:
         check(m.preprocess, {i.name: (i.dtype, i.shape) for i in m.inputs}, m.files, require)
+    for k, block in enumerate(m.blocks):
+        at = block.exit
+        require(
+            at is None or (0 <= at < len(m.exits) and m.exits[at].block == k),
+            f"blocks[{k}].exit and exits[{at}].block disagree"
+            if at is None or 0 <= at < len(m.exits)
+            else f"blocks[{k}].exit is {at}, but exits has {len(m.exits)}",
+        )
     _check_graphs(m, root, where, require)
     for j, exit_ in enumerate(m.exits):
         require(0 <= exit_.block < len(m.blocks), f"exits[{j}].block {exit_.block} is not a block")

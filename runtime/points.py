@@ -5,10 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from offramp.runtime.calibration import Calibrator, get
 from offramp.runtime.errors import InputError
 
 FULL = "full"
+MEASURED = ("accuracy", "flops_fraction", "coverage", "risk")
+"""Fields of `expected` that every report shows, None where they aren't known."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,26 @@ class OperatingPoint:
                 f"operating point {self.name!r}: the last threshold is {thresholds[-1]}, expected -inf: "
                 f"the last exit always answers. It was given {len(thresholds)} thresholds, and takes one an exit."
             )
+        self._check_measured()
         if self.calibrators and len(self.calibrators) != len(thresholds):
             raise InputError(
                 f"operating point {self.name!r}: {len(self.calibrators)} calibrators for {len(thresholds)} exits."
             )
+
+    def _check_measured(self) -> None:
+        """`expected` is free-form, but what is reckoned with must be numbers."""
+        where = f"operating point {self.name!r}"
+        for name in ("expected", "provenance"):
+            given = getattr(self, name)
+            if not isinstance(given, Mapping):
+                raise InputError(f"{where}: {name} is {given!r}, expected a mapping.")
+        shares = self.expected.get("exit_shares", ())
+        if not isinstance(shares, Sequence) or isinstance(shares, str) or not all(map(_is_number, shares)):
+            raise InputError(f"{where}: expected.exit_shares is {shares!r}, expected a list of numbers, one an exit.")
+        for name in MEASURED:
+            value = self.expected.get(name)
+            if value is not None and not _is_number(value):
+                raise InputError(f"{where}: expected.{name} is {value!r}, expected a number.")
 
     def stopping_at(self, exit: int) -> "OperatingPoint":
         """The same rule with nobody going past an exit: there the threshold is -inf, as the last one's is.
@@ -83,3 +102,7 @@ def open_exits(thresholds: Sequence[float]) -> tuple[int, ...]:
 def full(exits: int) -> OperatingPoint:
     """The whole network for every row: nothing leaves early, nothing abstains."""
     return OperatingPoint((*[math.inf] * (exits - 1), -math.inf), name=FULL)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)

@@ -3,8 +3,6 @@
 import argparse
 import shlex
 import sys
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from offramp.runtime.jobs.calibrating.result import Calibrated, CalibrationRefus
 from offramp.runtime.jobs.calibrating.targets import DEFAULT, AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, Target
 from offramp.runtime.jobs.data.opened import OpenedRecords, open_records, own_logits
 from offramp.runtime.points import OperatingPoint
-from offramp.runtime.records import INDEX
+from offramp.runtime.records import INDEX, UNREADABLE
 
 REFUSED = 3
 
@@ -247,7 +245,7 @@ def _subgroup(text: str | None) -> tuple[str, NDArray[Any]] | None:
             if column not in found.files:
                 raise InputError(f"--subgroup: {path} has the columns {found.files}; write {path}:COLUMN.")
             return name or column, found[column]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except UNREADABLE as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"--subgroup: {path} can't be read ({error}).") from error

@@ -96,7 +96,11 @@ def test_a_truncated_file_is_named_with_its_size(copy, nothing_runs):
         (lambda m: m["blocks"][0].update(flops="batch*ghost"), r"blocks\[0\].flops names the axes \['ghost'\]"),
         (lambda m: m["blocks"][0].update(flops="__import__('os')"), r"blocks\[0\].flops: cost expression"),
         (lambda m: m["exits"][0].update(score="ghost"), r"exits\[0\] names 'ghost'"),
-        (lambda m: m["exits"].reverse(), r"blocks\[2\].exit and exits\[0\].block disagree"),
+        (lambda m: m["exits"].reverse(), r"blocks\[0\].exit and exits\[0\].block disagree"),
+        (lambda m: m["exits"].pop(), r"blocks\[2\].exit is 2, but exits has 2"),
+        (lambda m: m["exits"].pop(0), r"blocks\[0\].exit and exits\[0\].block disagree"),
+        (lambda m: m["blocks"][1].update(exit=-1), r"blocks\[1\].exit is -1, but exits has 3"),
+        (lambda m: m["blocks"][1].update(exit=None), "exit is not that of its last block"),
         (lambda m: m["inputs"][0].update(dtype="object"), r"inputs\[0\] \('x'\).dtype 'object'"),
         (lambda m: m["inputs"][0].update(shape=["n", 8, 8]), r"inputs\[0\] \('x'\).shape has no single"),
         (lambda m: next(iter(m["tensors"].values())).update(batch_axis=1), "batch_axis doesn't point"),
@@ -227,6 +231,10 @@ def test_calibration_of_another_bundle_is_refused(copy, nothing_runs):
         (lambda p: p["thresholds"].__setitem__(2, 1.0), "last threshold is 1.0, expected -inf"),
         (lambda p: p.update(abstain_below=None), "abstain_below"),
         (lambda p: p.update(calibrators=[{"name": "magic"}] * 3), "magic"),
+        (lambda p: p["expected"].update(exit_shares=5), "expected.exit_shares is 5, expected a list of numbers"),
+        (lambda p: p["expected"].update(exit_shares=["a", 0, 1]), r"expected.exit_shares is \['a', 0, 1\]"),
+        (lambda p: p["expected"].update(exit_shares="0.5"), "expected.exit_shares is '0.5'"),
+        (lambda p: p["expected"].update(accuracy="high"), "expected.accuracy is 'high', expected a number"),
     ],
 )
 def test_an_operating_point_that_makes_no_sense_is_refused(copy, change, message, nothing_runs):

@@ -157,7 +157,7 @@ def publish(result: Calibrated, home: History) -> Calibrated:
 def check_out(bundle: str | Path | None, out: str | Path | None) -> None:
     """Raises InputError unless exactly one of the two says where the calibration goes, and `out` isn't a bundle."""
     if bundle is not None and out is not None:
-        raise InputError(f"out (--out): {out} is for calibrations of no bundle; that of a bundle is put in force in it.")
+        raise InputError(f"out (--out): {out} is for calibrations of no bundle; a bundle's is put in force in it.")
     if bundle is None and out is None:
         raise InputError("out (--out) is missing: without a bundle, name a folder for the calibration.")
     if out is not None and (manifest := Path(out) / MANIFEST).exists() | manifest.is_symlink():
