@@ -21,7 +21,6 @@ from offramp.runtime.inputs import Arrays, check_inputs, rows_of
 from offramp.runtime.points import FULL, OperatingPoint
 from offramp.runtime.predictions import Predictions, Records
 from offramp.runtime.preprocess import Preprocessor, Text
-from offramp.runtime.scores import LARGEST
 
 FETCHABLE = ("probabilities", "routing")
 
@@ -261,8 +260,7 @@ def _warn_of_dead_exits(point: OperatingPoint) -> None:
     """Say so when an exit is switched on but can't be reached: it only costs its head's time."""
     shares = point.expected.get("exit_shares", ())
     for j, threshold in enumerate(point.thresholds):
-        unused = j < len(shares) and shares[j] == 0
-        if np.isfinite(threshold) and (threshold > LARGEST or unused):
+        if np.isfinite(threshold) and j < len(shares) and shares[j] == 0:
             warnings.warn(
                 f"operating point {point.name!r}: exit {j} has the threshold {threshold:g}, which no row reached "
                 "at calibration. Set it to +inf to switch the exit off.",

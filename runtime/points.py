@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from offramp.runtime.calibration import Calibrator, get
 from offramp.runtime.errors import InputError
+from offramp.runtime.thresholds.rule import effective
 
 FULL = "full"
 MEASURED = ("accuracy", "flops_fraction", "coverage", "risk")
@@ -19,7 +20,8 @@ class OperatingPoint:
     """A rule for leaving and abstaining.
 
     thresholds: one an exit, on the score's scale (log-odds). A row leaves at the first exit whose score
-        reaches its threshold; +inf switches an exit off, and the last one is always -inf.
+        reaches its threshold; +inf switches an exit off, and the last one is always -inf. What lies beyond ±3.4e38,
+        where float32 ends, is ±inf.
     abstain_below: log-odds of the calibrated confidence under which the answer is flagged as an abstention;
         -inf never abstains, +inf always does.
     calibrators: one an exit, or none for plain maximum softmax response.
@@ -35,7 +37,7 @@ class OperatingPoint:
 
     def __post_init__(self) -> None:
         try:
-            thresholds = tuple(float(t) for t in self.thresholds)
+            thresholds = tuple(effective(float(t)) for t in self.thresholds)
             object.__setattr__(self, "thresholds", thresholds)
             object.__setattr__(self, "abstain_below", float(self.abstain_below))
         except (TypeError, ValueError) as error:

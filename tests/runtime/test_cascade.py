@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from offramp.runtime import Cascade, CascadeClosed, InputError, OperatingPoint, sample
 from offramp.runtime.execution.cpu.executor import CpuExecutor
+from offramp.runtime.scores import LARGEST
+from offramp.runtime.thresholds.rule import reached
 
 
 @pytest.fixture(scope="module")
@@ -309,9 +311,22 @@ def test_a_point_for_another_number_of_exits_is_refused(cascade):
         cascade.at(OperatingPoint((1.0, -math.inf)))
 
 
+@pytest.mark.parametrize("device", ["cpu", "torch:cpu"])
+@pytest.mark.parametrize("bar", [3.5e38, 1e39, 1e308])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_threshold_beyond_float32_is_infinity_for_gate_and_graph(images, device, bar, sign):
+    beyond = OperatingPoint((sign * bar, 3.0, -math.inf))
+    assert beyond == OperatingPoint((sign * math.inf, 3.0, -math.inf))
+    assert reached(np.array([LARGEST, np.nan]), sign * bar).tolist() == [sign < 0] * 2
+    with Cascade.load(sample.BUNDLE, device=device, operating_point=beyond) as cascade:
+        answer = cascade.predict({"x": images}, fetch="probabilities")
+        alone = cascade.predict({"x": images[:1]})
+        assert cascade.operating_point.exits == ((1, 2) if sign > 0 else (0, 1, 2))
+    assert set(answer.exit.tolist()) == ({1, 2} if sign > 0 else {0})
+    assert alone.exit.tolist() == answer.exit[:1].tolist()
+
+
 def test_an_exit_that_can_never_be_reached_is_warned_of(cascade):
-    with pytest.warns(UserWarning, match="exit 0 has the threshold 1e\\+39, which no row reached"):
-        cascade.at(OperatingPoint((1e39, math.inf, -math.inf)))
     with pytest.warns(UserWarning, match="exit 1 has the threshold 50"):
         cascade.at(OperatingPoint((3.0, 50.0, -math.inf), expected={"exit_shares": [0.5, 0, 0.5]}))
     with warnings.catch_warnings():

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from offramp.runtime import InputError, OperatingPoint, calibration
 from offramp.runtime.points import full
+from offramp.runtime.thresholds.rule import effective
 
 INF = math.inf
 BARS = st.lists(st.floats(allow_nan=False), max_size=5)
@@ -36,7 +37,7 @@ def test_what_is_no_rule_is_refused_by_its_name(options, message):
 @given(BARS)
 def test_any_numbers_before_the_last_exit_are_a_rule(bars):
     point = OperatingPoint([*bars, "-inf"])
-    assert point.thresholds == (*bars, -INF)
+    assert point.thresholds == (*map(effective, bars), -INF)
     assert all(type(bar) is float for bar in point.thresholds)
     assert point.exits == tuple(j for j, bar in enumerate([*bars, -INF]) if bar < INF)
     assert hash(point) == hash(OperatingPoint((*bars, -INF)))
