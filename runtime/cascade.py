@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.bundle import Block, Bundle, Manifest, Segment, read_bundle
 from offramp.runtime.calibration_file import Calibration, read_calibration
-from offramp.runtime.errors import InputError, RuntimeUnavailable
+from offramp.runtime.errors import BundleError, InputError, RuntimeUnavailable
 from offramp.runtime.execution.call import Call
 from offramp.runtime.execution.executor import Executor, open_executor
 from offramp.runtime.execution.route import Route
@@ -49,6 +49,7 @@ class Cascade:
         self.batch_rows = batch_rows or executor.batch_rows
         self.route = Route(bundle.manifest, Gate(point, len(bundle.manifest.exits)))
         self._preprocessor = preprocessor or lru_cache(maxsize=1)(bundle.preprocessor)
+        self._options: dict[str, Any] | None = None  # of `load`, where it made this
         _warn_of_dead_exits(point)
 
     @classmethod
@@ -80,6 +81,7 @@ class Cascade:
         point = operating_point if isinstance(operating_point, OperatingPoint) else calibration.point(operating_point)
         executor = open_executor(bundle, device, threads=threads, providers=providers)
         cascade = cls(bundle, calibration, point, executor, batch_rows=batch_rows)
+        cascade._options = {"device": device, "threads": threads, "providers": providers, "batch_rows": batch_rows}
         executor.open(cascade.route)  # what this point needs; other graphs when they are asked for
         return cascade
 
@@ -99,7 +101,7 @@ class Cascade:
     def at(self, point: str | OperatingPoint) -> Self:
         """This cascade at another operating point, over the same executor."""
         chosen = point if isinstance(point, OperatingPoint) else self.calibration.point(point)
-        return type(self)(
+        made = type(self)(
             self.bundle,
             self.calibration,
             chosen,
@@ -107,6 +109,18 @@ class Cascade:
             batch_rows=self.batch_rows,
             preprocessor=self._preprocessor,
         )
+        made._options = self._options
+        return made
+
+    def __reduce__(self) -> tuple[Callable[..., "Cascade"], tuple[Any, ...]]:
+        """Pickled as where its bundle lies and how it was loaded: who unpickles it loads it again, in that process.
+
+        Raises InputError for one that `load` didn't make.
+        """
+        if self._options is None:
+            raise InputError("a cascade over an executor of your own can't be pickled: load it where it is needed.")
+        path = self.bundle.path.absolute()
+        return _load_again, (type(self), path, self.manifest.digest, self.operating_point, self._options)
 
     def preprocess(self, rows: Iterable[Any]) -> Arrays:
         """Raw rows as the inputs that `predict` takes: texts, or PNG and JPEG pictures (paths, bytes, uint8 arrays).
@@ -249,6 +263,16 @@ class Cascade:
         """
         given = self.executor.put({name: state[name] for name in graph.inputs})
         return self.executor.fetch(self.executor.run(graph, given, outputs))
+
+
+def _load_again(
+    kind: type[Cascade], path: Path, digest: str, point: OperatingPoint, options: dict[str, Any]
+) -> Cascade:
+    made = kind.load(path, operating_point=point, **options)
+    if made.manifest.digest != digest:
+        made.close()
+        raise BundleError(f"{path}: another bundle than when the cascade was pickled. Restore it, or load it anew.")
+    return made
 
 
 def _check_batch_rows(rows: Any) -> None:

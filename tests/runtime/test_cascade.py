@@ -1,7 +1,10 @@
 """A cascade answers as the slow oracle does, whatever the batch, the thread, the process or the row."""
 
+import json
 import math
 import os
+import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,8 +16,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from offramp.runtime import Cascade, CascadeClosed, InputError, OperatingPoint, sample
+from offramp.runtime import BundleError, Cascade, CascadeClosed, InputError, OperatingPoint, sample
 from offramp.runtime.execution.cpu.executor import CpuExecutor
+from offramp.runtime.files import seal
 from offramp.runtime.scores import LARGEST
 from offramp.runtime.thresholds.rule import reached
 
@@ -332,3 +336,46 @@ def test_an_exit_that_can_never_be_reached_is_warned_of(cascade):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cascade.at(OperatingPoint((math.inf, 3.0, -math.inf), expected={"exit_shares": [0, 0.5, 0.5]}))
+
+
+def test_answers_pickle_with_what_came_with_them(cascade, images):
+    at = cascade.at("balanced")
+    for rows in (images[:1], images[:40]):
+        answer = at.predict({"x": rows}, fetch="probabilities")
+        same = pickle.loads(pickle.dumps(answer))
+        for name in ("label", "score", "exit", "abstain", "flops", "confidence", "log_odds", "probabilities"):
+            np.testing.assert_array_equal(getattr(same, name), getattr(answer, name))
+        assert same.executed == answer.executed
+    with pytest.raises(InputError, match=r"probabilities didn't come with these answers: .*fetch="):
+        _ = pickle.loads(pickle.dumps(at.predict({"x": images[:1]}))).probabilities
+
+
+def test_a_cascade_pickles_as_its_path_and_answers_alike_in_another_process(images, tmp_path, monkeypatch):
+    bundle = shutil.copytree(sample.BUNDLE, tmp_path / "bundle")
+    monkeypatch.chdir(tmp_path)
+    with Cascade.load("bundle", threads=1, batch_rows=50) as own:
+        at = own.at(OperatingPoint((2.0, math.inf, -math.inf), name="mine"))
+        packed, expected = pickle.dumps(at), at.predict({"x": images})
+    (tmp_path / "packed").write_bytes(packed)
+    program = """if True:
+        import pickle, sys
+        from offramp.runtime import sample
+        with pickle.load(open(sys.argv[1], "rb")) as cascade:
+            assert (cascade.batch_rows, cascade.operating_point.name) == (50, "mine")
+            print(cascade.predict({"x": sample.heldout()[0]}).exit.tolist())
+    """
+    command = [sys.executable, "-c", program, str(tmp_path / "packed")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
+    assert json.loads(done.stdout) == expected.exit.tolist()
+    document = json.loads((bundle / "manifest.json").read_text())
+    del document["digest"]
+    (bundle / "manifest.json").write_bytes(seal({**document, "name": "other"}))
+    (bundle / "calibration.json").unlink()
+    with pytest.raises(BundleError, match="another bundle than when the cascade was pickled"):
+        pickle.loads(packed)
+
+
+def test_a_cascade_that_load_did_not_make_says_that_it_cannot_be_pickled(cascade):
+    made = Cascade(cascade.bundle, cascade.calibration, cascade.operating_point, cascade.executor)
+    with pytest.raises(InputError, match="can't be pickled"):
+        pickle.dumps(made)
