@@ -114,7 +114,7 @@ def routes(plane: DataPlane) -> APIRouter:
     of_model = APIRouter(prefix="/v2/models/{model}", dependencies=[Depends(check_model)])
 
     def decode(data: bytes) -> tuple[Query, Encode]:
-        asked = body.decode(data, InferRequest)
+        asked = body.decode(data, InferRequest, plane.settings.max_decoded_bytes)
         outputs = wanted_outputs(asked.outputs)
         group = group_of_arrays(arrays(asked.inputs), manifest)
         rows = len(group.positions)

@@ -67,7 +67,7 @@ def routes(plane: DataPlane) -> APIRouter:
     example = {"instances": [row], "operating_point": points.default}
 
     def decode(data: bytes) -> tuple[Query, Encode]:
-        asked = body.decode(data, PredictRequest)
+        asked = body.decode(data, PredictRequest, plane.settings.max_decoded_bytes)
         plane.check_rows(len(asked.instances))
         name, max_exit = points.choose(asked.operating_point, asked.max_exit)
         query = Query(
