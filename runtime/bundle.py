@@ -36,6 +36,7 @@ CASCADE_OUTPUTS = ("cascade.label", "cascade.score", "cascade.logits")
 
 Dimension = int | str
 _LARGEST_DOCUMENT = 256 * 2**20
+_LARGEST_ROW = 2**28  # 1 GiB of float32; what is larger is a damaged manifest
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,6 +275,8 @@ def decode_document(data: bytes, kind: type[Any], schema: str, where: Path, *, a
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BundleError(f"{where}: {error}.") from error
+    except RecursionError as error:
+        raise BundleError(f"{where}: nested too deeply. Restore the file.") from error
 
 
 def is_axis(name: str) -> bool:
@@ -314,6 +317,8 @@ def _check_structure(m: Manifest, root: Path, where: Path) -> None:
     for field, shape in shapes:
         for size in shape:
             require(isinstance(size, str) or size >= 0, f"{field}.shape has the size {size}")
+        row = math.prod(size for size in shape if isinstance(size, int))
+        require(row <= _LARGEST_ROW, f"{field}.shape {shape} has {row} numbers a row, expected at most {_LARGEST_ROW}")
     if m.preprocess is not None:
         check(m.preprocess, {i.name: (i.dtype, i.shape) for i in m.inputs}, m.files, require)
     for k, block in enumerate(m.blocks):

@@ -93,6 +93,8 @@ def check_new_folder(path: Path, *, marker: str, replace: bool = False, keep: Pa
         return
     if not path.exists() and not path.is_symlink():
         return
+    if not path.exists():
+        raise InputError(f"{path} is a link that leads nowhere: choose another place, or remove it.")
     if keep is not None and path.resolve() == keep.resolve():
         raise InputError(f"{path} is what is being read: choose another place for the result.")
     if not replace:

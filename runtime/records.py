@@ -179,7 +179,7 @@ def read_index(folder: str | Path) -> Index:
         raise InputError(
             f"{where}: can't be read ({error.strerror}). Records are written by `offramp record`."
         ) from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{where}: {error}.") from error
     if index.schema != SCHEMA:
         raise InputError(f"{where}: schema is {index.schema!r}, this offramp reads {SCHEMA!r}. Record again.")

@@ -104,6 +104,8 @@ def test_a_truncated_file_is_named_with_its_size(copy, nothing_runs):
         (lambda m: m["inputs"][0].update(dtype="object"), r"inputs\[0\] \('x'\).dtype 'object'"),
         (lambda m: m["inputs"][0].update(shape=["n", 8, 8]), r"inputs\[0\] \('x'\).shape has no single"),
         (lambda m: next(iter(m["tensors"].values())).update(batch_axis=1), "batch_axis doesn't point"),
+        (lambda m: m["inputs"][0].update(shape=["batch", 2**40, 8]), r"inputs\['x'\].shape .* numbers a row, exp"),
+        (lambda m: next(iter(m["tensors"].values()))["shape"].append(2**70), r"tensors\[.*\].shape .* numbers a row"),
         (lambda m: m.update(classes="ten"), "classes"),
         (lambda m: m.pop("blocks"), "blocks"),
         (lambda m: m.update(blocks=[]), "blocks is empty"),
@@ -216,6 +218,14 @@ def test_where_there_is_no_room_for_a_copy_it_is_said_and_the_files_themselves_a
 def test_another_schema_is_refused_by_name(copy, name, nothing_runs):
     edit(copy, lambda d: d.update(schema="offramp/99"), name)
     assert "'offramp/99'" in refusal(copy)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "calibration.json"])
+@pytest.mark.parametrize("depth", [900, 2_000, 100_000])
+def test_a_document_that_is_nested_too_deeply_is_named(copy, name, depth, nothing_runs):
+    schema = json.loads((copy / name).read_text())["schema"]
+    (copy / name).write_text(json.dumps({"schema": schema})[:-1] + ', "provenance": ' + "[" * depth + "]" * depth + "}")
+    assert name in refusal(copy)
 
 
 def test_calibration_of_another_bundle_is_refused(copy, nothing_runs):

@@ -101,6 +101,13 @@ def test_overwriting_replaces_only_a_folder_of_the_same_kind_and_never_the_sourc
         pass
 
 
+@pytest.mark.parametrize("target", ["loop", "nowhere"])
+def test_a_link_that_leads_nowhere_is_not_written_to(tmp_path, target):
+    (tmp_path / "loop").symlink_to(target)
+    with pytest.raises(InputError, match="a link that leads nowhere"):
+        check_new_folder(tmp_path / "loop", marker="records.json", replace=True, keep=tmp_path)
+
+
 @pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "", "a\\..\\x", "."])
 def test_paths_that_leave_the_folder_are_refused(tmp_path, path):
     with pytest.raises(BundleError, match="leaves the bundle's folder"):

@@ -24,7 +24,7 @@ from offramp.runtime.bundle import Bundle
 from offramp.runtime.errors import BundleError, CascadeClosed, InputError, RuntimeUnavailable
 from offramp.runtime.execution.cpu.memory import release_mapped
 
-_INSTALL = 'pip install "offramp[cpu]" (or "offramp[gpu]" on a machine with CUDA)'
+_INSTALL = "pip install onnxruntime (or onnxruntime-gpu on a machine with CUDA)"
 CPU = ["CPUExecutionProvider"]
 _PROVIDERS = {"cpu": CPU, "cuda": ["CUDAExecutionProvider", *CPU]}
 
@@ -101,7 +101,7 @@ def resolve_providers(device: str, providers: Sequence[Any] | None) -> list[Any]
         if name not in there:
             raise RuntimeUnavailable(
                 f"the installed ONNX Runtime has no {name}, only {there}. "
-                'For CUDA: pip uninstall -y onnxruntime && pip install "offramp[gpu]"'
+                "For CUDA: pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
             )
     return wanted
 

@@ -277,7 +277,7 @@ def _number(name: str) -> int:
 def _line(text: str) -> PutInForce:
     try:
         found = PutInForce(**json.loads(text))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return PutInForce("", "", "unreadable")
     known = all(isinstance(value, str) for value in vars(found).values()) and _KEPT.fullmatch(found.version)
     return found if known else PutInForce("", "", "unreadable")
