@@ -7,15 +7,16 @@ import keyword
 import math
 import re
 import stat
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from offramp.runtime import cost
 from offramp.runtime.errors import BundleError, InputError
-from offramp.runtime.files import inside, sha256_of_file, unseal
+from offramp.runtime.files import NoRoom, PrivateCopy, inside, private_places, sha256_of_file, unseal
 from offramp.runtime.preprocess import Preprocess, Preprocessor, check, open_preprocessor
 
 SCHEMA = "offramp/1"
@@ -35,6 +36,7 @@ CASCADE_OUTPUTS = ("cascade.label", "cascade.score", "cascade.logits")
 
 Dimension = int | str
 _LARGEST_DOCUMENT = 256 * 2**20
+_LARGEST_ROW = 2**28  # 1 GiB of float32; what is larger is a damaged manifest
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,9 +166,15 @@ class Bundle:
 
     path: Path
     manifest: Manifest
+    held: PrivateCopy | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are read from: the copy of what was verified, if there is one."""
+        return self.path if self.held is None else self.held.folder
 
     def file(self, relative: str) -> Path:
-        return inside(self.path, relative, where=f"{self.path / MANIFEST}")
+        return inside(self.folder, relative, where=f"{self.path / MANIFEST}")
 
     def preprocessor(self) -> Preprocessor:
         """What turns a list of texts or pictures into the model's inputs.
@@ -180,10 +188,12 @@ class Bundle:
         return open_preprocessor(self.manifest.preprocess, self.manifest.inputs, self.file)
 
 
-def read_bundle(path: str | Path) -> Bundle:
+def read_bundle(path: str | Path, *, hold: bool = False) -> Bundle:
     """Read and verify a bundle: schema, digest, every file's size and SHA-256, names, axes and paths.
 
-    Raises BundleError with the file and the field; nothing of the bundle has been run by then.
+    hold: keep a private copy of what was verified, as long as somebody has the Bundle: whatever becomes of the folder
+    then, nothing else is run. Raises BundleError with the file and the field; nothing of the bundle has been run by
+    then.
     """
     if not isinstance(path, str | Path) or not str(path):
         raise BundleError(f"bundle is {path!r}, expected the path of a folder.")
@@ -201,16 +211,41 @@ def read_bundle(path: str | Path) -> Bundle:
             raise BundleError(f"{where}: files[{name!r}].sha256 is not 64 hexadecimal digits.")
     _check_structure(manifest, root, where)
     unseal(data, manifest.digest, where=str(where))
+    return Bundle(root, manifest, _held(root, manifest) if hold else _checked(root, manifest))
+
+
+def _held(root: Path, manifest: Manifest) -> PrivateCopy | None:
+    """A private copy of the files, verified as they are copied; None where there is no room for one."""
+    full = []
+    for place in private_places():
+        try:
+            return _checked(root, manifest, PrivateCopy(place))
+        except NoRoom as error:
+            full.append(str(error))
+    warnings.warn(
+        f"{root}: no private copy could be made ({'; '.join(full) or 'no temporary folder'}), so files changed from "
+        "now on may change answers or end this process. Let TMPDIR name a folder with room.",
+        stacklevel=4,
+    )
+    return _checked(root, manifest)
+
+
+def _checked(root: Path, manifest: Manifest, copy: PrivateCopy | None = None) -> PrivateCopy | None:
+    """Check every file's size and SHA-256, copying it if there is a copy to put it in."""
     for name, entry in manifest.files.items():
-        file = inside(root, name, where=f"{where}: files")
-        if not file.is_file():
-            raise BundleError(f"{file}: missing, though {MANIFEST} lists it. Restore it, or export again.")
-        size = file.stat().st_size
-        if size != entry.bytes:
-            raise BundleError(f"{file}: {size} bytes, {MANIFEST} says {entry.bytes}. Restore it, or export again.")
-        if sha256_of_file(file) != entry.sha256:
+        file = inside(root, name, where=f"{root / MANIFEST}: files")
+        try:
+            if not file.is_file():
+                raise BundleError(f"{file}: missing, though {MANIFEST} lists it. Restore it, or export again.")
+            size = file.stat().st_size
+            if size != entry.bytes:
+                raise BundleError(f"{file}: {size} bytes, {MANIFEST} says {entry.bytes}. Restore it, or export again.")
+            digest = sha256_of_file(file) if copy is None else copy.add(name, file)
+        except OSError as error:
+            raise BundleError(f"{file}: can't be read ({error.strerror}). Restore it, or export again.") from error
+        if digest != entry.sha256:
             raise BundleError(f"{file}: its SHA-256 differs from {MANIFEST}. Restore it, or export again.")
-    return Bundle(root, manifest)
+    return copy
 
 
 def read_bytes(root: Path, name: str) -> bytes:
@@ -240,6 +275,8 @@ def decode_document(data: bytes, kind: type[Any], schema: str, where: Path, *, a
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BundleError(f"{where}: {error}.") from error
+    except RecursionError as error:
+        raise BundleError(f"{where}: nested too deeply. Restore the file.") from error
 
 
 def is_axis(name: str) -> bool:
@@ -280,8 +317,18 @@ def _check_structure(m: Manifest, root: Path, where: Path) -> None:
     for field, shape in shapes:
         for size in shape:
             require(isinstance(size, str) or size >= 0, f"{field}.shape has the size {size}")
+        row = math.prod(size for size in shape if isinstance(size, int))
+        require(row <= _LARGEST_ROW, f"{field}.shape {shape} has {row} numbers a row, expected at most {_LARGEST_ROW}")
     if m.preprocess is not None:
         check(m.preprocess, {i.name: (i.dtype, i.shape) for i in m.inputs}, m.files, require)
+    for k, block in enumerate(m.blocks):
+        at = block.exit
+        require(
+            at is None or (0 <= at < len(m.exits) and m.exits[at].block == k),
+            f"blocks[{k}].exit and exits[{at}].block disagree"
+            if at is None or 0 <= at < len(m.exits)
+            else f"blocks[{k}].exit is {at}, but exits has {len(m.exits)}",
+        )
     _check_graphs(m, root, where, require)
     for j, exit_ in enumerate(m.exits):
         require(0 <= exit_.block < len(m.blocks), f"exits[{j}].block {exit_.block} is not a block")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.bundle import Block, Bundle, Manifest, Segment, read_bundle
 from offramp.runtime.calibration_file import Calibration, read_calibration
-from offramp.runtime.errors import InputError, RuntimeUnavailable
+from offramp.runtime.errors import BundleError, InputError, RuntimeUnavailable
 from offramp.runtime.execution.anytime import exit_by_exit
 from offramp.runtime.execution.call import Call
 from offramp.runtime.execution.executor import Executor, open_executor
@@ -24,7 +24,6 @@ from offramp.runtime.inputs import Arrays, check_inputs, rows_of
 from offramp.runtime.points import FULL, OperatingPoint
 from offramp.runtime.predictions import Predictions, Records
 from offramp.runtime.preprocess import Preprocessor, Text
-from offramp.runtime.scores import LARGEST
 from offramp.runtime.thresholds.rule import reached
 
 FETCHABLE = ("probabilities", "routing")
@@ -55,6 +54,7 @@ class Cascade:
         self.route = Route(bundle.manifest, Gate(point, len(bundle.manifest.exits)))
         self._shortened: dict[int, Route] = {}
         self._preprocessor = preprocessor or lru_cache(maxsize=1)(bundle.preprocessor)
+        self._options: dict[str, Any] | None = None  # of `load`, where it made this
         _warn_of_dead_exits(point)
 
     @classmethod
@@ -81,11 +81,12 @@ class Cascade:
         """
         if batch_rows is not None:
             _check_batch_rows(batch_rows)
-        bundle = read_bundle(path)
+        bundle = read_bundle(path, hold=True)
         calibration = read_calibration(bundle.path, bundle.manifest)
         point = operating_point if isinstance(operating_point, OperatingPoint) else calibration.point(operating_point)
         executor = open_executor(bundle, device, threads=threads, providers=providers)
         cascade = cls(bundle, calibration, point, executor, batch_rows=batch_rows)
+        cascade._options = {"device": device, "threads": threads, "providers": providers, "batch_rows": batch_rows}
         executor.open(cascade.route)  # what this point needs; other graphs when they are asked for
         return cascade
 
@@ -122,7 +123,7 @@ class Cascade:
     def at(self, point: str | OperatingPoint) -> Self:
         """This cascade at another operating point, over the same executor."""
         chosen = point if isinstance(point, OperatingPoint) else self.calibration.point(point)
-        return type(self)(
+        made = type(self)(
             self.bundle,
             self.calibration,
             chosen,
@@ -130,6 +131,18 @@ class Cascade:
             batch_rows=self.batch_rows,
             preprocessor=self._preprocessor,
         )
+        made._options = self._options
+        return made
+
+    def __reduce__(self) -> tuple[Callable[..., "Cascade"], tuple[Any, ...]]:
+        """Pickled as where its bundle lies and how it was loaded: who unpickles it loads it again, in that process.
+
+        Raises InputError for one that `load` didn't make.
+        """
+        if self._options is None:
+            raise InputError("a cascade over an executor of your own can't be pickled: load it where it is needed.")
+        path = self.bundle.path.absolute()
+        return _load_again, (type(self), path, self.manifest.digest, self.operating_point, self._options)
 
     def preprocess(self, rows: Iterable[Any]) -> Arrays:
         """Raw rows as the inputs that `predict` takes: texts, or PNG and JPEG pictures (paths, bytes, uint8 arrays).
@@ -331,6 +344,16 @@ def _not_kept(kind: str) -> Any:
     raise InputError(f"{kind} of answers that may have been cut short can't be got afterwards: ask with fetch.")
 
 
+def _load_again(
+    kind: type[Cascade], path: Path, digest: str, point: OperatingPoint, options: dict[str, Any]
+) -> Cascade:
+    made = kind.load(path, operating_point=point, **options)
+    if made.manifest.digest != digest:
+        made.close()
+        raise BundleError(f"{path}: another bundle than when the cascade was pickled. Restore it, or load it anew.")
+    return made
+
+
 def _check_batch_rows(rows: Any) -> None:
     if not isinstance(rows, int | np.integer) or isinstance(rows, bool) or rows < 1:
         raise InputError(f"batch_rows is {rows!r}, expected a whole number of at least 1.")
@@ -340,8 +363,7 @@ def _warn_of_dead_exits(point: OperatingPoint) -> None:
     """Say so when an exit is switched on but can't be reached: it only costs its head's time."""
     shares = point.expected.get("exit_shares", ())
     for j, threshold in enumerate(point.thresholds):
-        unused = j < len(shares) and shares[j] == 0
-        if np.isfinite(threshold) and (threshold > LARGEST or unused):
+        if np.isfinite(threshold) and j < len(shares) and shares[j] == 0:
             warnings.warn(
                 f"operating point {point.name!r}: exit {j} has the threshold {threshold:g}, which no row reached "
                 "at calibration. Set it to +inf to switch the exit off.",

@@ -23,3 +23,21 @@ class RuntimeUnavailable(OfframpError):
 
 class CascadeClosed(OfframpError, RuntimeError):
     """A cascade was used after close(), or in a process other than the one that loaded it."""
+
+
+class OutputLost(OfframpError):
+    """What a command prints couldn't be written; what it did before stands. The CLI exits 1."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the output couldn't be written ({why}); what the command did before that stands.")
+
+
+# PyPI's torch for Linux is a CUDA build of several gigabytes, and whatever depends on torch would bring it.
+_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu && "
+_NEEDS_TORCH = {"export"}
+
+
+def how_to_install(extra: str) -> str:
+    """A sentence with the command that brings an optional part. offramp is on no index: it is run in a clone."""
+    first = _TORCH if extra in _NEEDS_TORCH else ""
+    return f'In offramp\'s clone run: {first}pip install ".[{extra}]"'

@@ -10,6 +10,8 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -91,6 +93,8 @@ def check_new_folder(path: Path, *, marker: str, replace: bool = False, keep: Pa
         return
     if not path.exists() and not path.is_symlink():
         return
+    if not path.exists():
+        raise InputError(f"{path} is a link that leads nowhere: choose another place, or remove it.")
     if keep is not None and path.resolve() == keep.resolve():
         raise InputError(f"{path} is what is being read: choose another place for the result.")
     if not replace:
@@ -142,14 +146,14 @@ def _sync_folder(path: Path) -> None:
 
 
 def inside(root: Path, relative: str, *, where: str) -> Path:
-    """`root / relative`, or BundleError if that leaves `root` by "..", an absolute path or a link."""
+    """`root / relative`, or BundleError if that names something outside `root`.
+
+    A link is followed wherever it leads: caches and volumes are made of them, and digests say what must be there.
+    """
     pure = PurePosixPath(relative)
     if pure.is_absolute() or ".." in pure.parts or "\\" in relative or "\0" in relative or not pure.parts:
         raise BundleError(f"{where} names the path {relative!r}, which leaves the bundle's folder.")
-    path = root.joinpath(*pure.parts)
-    if not path.resolve().is_relative_to(root.resolve()):
-        raise BundleError(f"{where} names the path {relative!r}, a link that leaves the bundle's folder.")
-    return path
+    return root.joinpath(*pure.parts)
 
 
 def seal(document: dict[str, Any]) -> bytes:
@@ -168,3 +172,97 @@ def unseal(data: bytes, digest: str, *, where: str) -> None:
             f"{where}: its content doesn't match its digest, so it was damaged or edited. "
             "Restore the file, or write it again with offramp."
         )
+
+
+class NoRoom(Exception):
+    """A private copy can't be made where it was tried."""
+
+
+def private_places() -> Iterator[Path]:
+    """Where private copies may be: the user's temporary folder, then memory, where the system has it as a folder."""
+    with suppress(OSError):
+        yield Path(tempfile.gettempdir())
+    if (memory := Path("/dev/shm")).is_dir():
+        yield memory
+
+
+class PrivateCopy:
+    """Files copied to a folder of our own, which goes when the last one who holds this does, or the process ends.
+
+    ONNX Runtime maps weights, refuses ones that are linked, and opens graphs late. Mapped from here, no file that is
+    truncated or replaced can change an answer or kill the process, and unlike in memory, pages that nobody needs can
+    go. Its own way to take weights from memory doesn't reach the graphs inside a graph, and copied them a session.
+    """
+
+    _PREFIX = "offramp-copy-"
+
+    def __init__(self, place: Path) -> None:
+        """Raises NoRoom where no folder can be made."""
+        try:
+            home = Path(tempfile.mkdtemp(prefix=self._PREFIX, dir=place))
+            self.folder = home / "files"
+            self.folder.mkdir()
+        except OSError as error:
+            raise NoRoom(f"{place}: {error.strerror}") from error
+        lock = _locked(home)
+        self._end = weakref.finalize(self, _remove_own, home, os.getpid(), lock)
+        self._sweep(place)
+
+    def add(self, name: str, source: Path) -> str:
+        """Copy a file, and return the SHA-256 of what was copied. Raises OSError for its reading, NoRoom."""
+        target = inside(self.folder, name, where=str(source))
+        digest = hashlib.sha256()
+        with source.open("rb") as given:
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                made = target.open("xb", buffering=0)
+            except OSError as error:
+                raise NoRoom(f"{target.parent}: {error.strerror}") from error
+            with made:
+                while piece := given.read(2**20):
+                    digest.update(piece)
+                    left = memoryview(piece)
+                    try:
+                        while len(left):
+                            left = left[made.write(left) :]
+                    except OSError as error:
+                        raise NoRoom(f"{target.parent}: {error.strerror}") from error
+        return digest.hexdigest()
+
+    def _sweep(self, place: Path) -> None:
+        """Remove what killed processes left. Whoever lives, in whichever container, holds the lock of its own."""
+        with suppress(OSError, ImportError):
+            import fcntl
+
+            for other in place.glob(f"{self._PREFIX}*/lock"):
+                with suppress(OSError), other.open("rb") as stream:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(other.parent, ignore_errors=True)
+
+
+def _locked(home: Path) -> int | None:
+    """Lock a folder as one that is in use, as long as this process lives; None where that can't be done.
+
+    The file has its name only once it is locked: nobody takes a folder that is being made for an abandoned one.
+    """
+    handle = None
+    try:
+        import fcntl
+
+        handle = os.open(home / "unlocked", os.O_CREAT | os.O_RDONLY, 0o600)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (home / "unlocked").rename(home / "lock")
+    except (OSError, ImportError):
+        if handle is not None:
+            os.close(handle)
+        return None
+    return handle
+
+
+def _remove_own(home: Path, process: int, lock: int | None) -> None:
+    if process != os.getpid():  # a forked child that ends: its parent still reads these
+        return
+    shutil.rmtree(home, ignore_errors=True)
+    if lock is not None:
+        with suppress(OSError):
+            os.close(lock)

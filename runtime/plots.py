@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 from offramp.runtime import metrics
-from offramp.runtime.errors import InputError
+from offramp.runtime.errors import InputError, how_to_install
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ def _axes(ax: "Axes | None", size: tuple[float, float] = (5.0, 4.0)) -> "Axes":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InputError("plots: matplotlib isn't installed; pip install 'offramp[jobs]'.") from error
+        raise InputError(f"plots: matplotlib isn't installed. {how_to_install('jobs')}") from error
     # A bare figure: no window system is touched and pyplot keeps no list of it.
     made: Axes = Figure(figsize=size, layout="constrained").add_subplot()
     return made

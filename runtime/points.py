@@ -5,10 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from offramp.runtime.calibration import Calibrator, get
 from offramp.runtime.errors import InputError
+from offramp.runtime.thresholds.rule import effective
 
 FULL = "full"
+MEASURED = ("accuracy", "flops_fraction", "coverage", "risk")
+"""Fields of `expected` that every report shows, None where they aren't known."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,8 @@ class OperatingPoint:
     """A rule for leaving and abstaining.
 
     thresholds: one an exit, on the score's scale (log-odds). A row leaves at the first exit whose score
-        reaches its threshold; +inf switches an exit off, and the last one is always -inf.
+        reaches its threshold; +inf switches an exit off, and the last one is always -inf. What lies beyond ±3.4e38,
+        where float32 ends, is ±inf.
     abstain_below: log-odds of the calibrated confidence under which the answer is flagged as an abstention;
         -inf never abstains, +inf always does.
     calibrators: one an exit, or none for plain maximum softmax response.
@@ -32,7 +37,7 @@ class OperatingPoint:
 
     def __post_init__(self) -> None:
         try:
-            thresholds = tuple(float(t) for t in self.thresholds)
+            thresholds = tuple(effective(float(t)) for t in self.thresholds)
             object.__setattr__(self, "thresholds", thresholds)
             object.__setattr__(self, "abstain_below", float(self.abstain_below))
         except (TypeError, ValueError) as error:
@@ -48,10 +53,26 @@ class OperatingPoint:
                 f"operating point {self.name!r}: the last threshold is {thresholds[-1]}, expected -inf: "
                 f"the last exit always answers. It was given {len(thresholds)} thresholds, and takes one an exit."
             )
+        self._check_measured()
         if self.calibrators and len(self.calibrators) != len(thresholds):
             raise InputError(
                 f"operating point {self.name!r}: {len(self.calibrators)} calibrators for {len(thresholds)} exits."
             )
+
+    def _check_measured(self) -> None:
+        """`expected` is free-form, but what is reckoned with must be numbers."""
+        where = f"operating point {self.name!r}"
+        for name in ("expected", "provenance"):
+            given = getattr(self, name)
+            if not isinstance(given, Mapping):
+                raise InputError(f"{where}: {name} is {given!r}, expected a mapping.")
+        shares = self.expected.get("exit_shares", ())
+        if not isinstance(shares, Sequence) or isinstance(shares, str) or not all(map(_is_number, shares)):
+            raise InputError(f"{where}: expected.exit_shares is {shares!r}, expected a list of numbers, one an exit.")
+        for name in MEASURED:
+            value = self.expected.get(name)
+            if value is not None and not _is_number(value):
+                raise InputError(f"{where}: expected.{name} is {value!r}, expected a number.")
 
     def stopping_at(self, exit: int) -> "OperatingPoint":
         """The same rule with nobody going past an exit: there the threshold is -inf, as the last one's is.
@@ -83,3 +104,7 @@ def open_exits(thresholds: Sequence[float]) -> tuple[int, ...]:
 def full(exits: int) -> OperatingPoint:
     """The whole network for every row: nothing leaves early, nothing abstains."""
     return OperatingPoint((*[math.inf] * (exits - 1), -math.inf), name=FULL)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from offramp.runtime.errors import InputError
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,10 +66,20 @@ class Predictions:
         return self._log_odds()
 
     def fetched(self, kind: str) -> Any:
-        """What came with the answer, or is got now: "probabilities" or "routing"."""
-        if kind not in self._fetched and self._again is not None:
+        """What came with the answer, or is got now: "probabilities" or "routing".
+
+        Raises InputError where it can't be got any more: answers that were pickled have no cascade to ask.
+        """
+        if kind not in self._fetched:
+            if self._again is None:
+                raise InputError(f"{kind} didn't come with these answers: predict with fetch=({kind!r},).")
             self._fetched[kind] = self._again(kind)
-        return self._fetched.get(kind)
+        return self._fetched[kind]
+
+    def __reduce__(self) -> tuple[Callable[..., "Predictions"], tuple[Any, ...]]:
+        """Pickled as what is known by now; the way back to the cascade stays behind."""
+        answers = (self.label, self.score, self.exit, self.abstain, self.flops, self.involuntary)
+        return _restored, (answers, self.confidence, self.log_odds, self.executed, self._fetched, self._classes)
 
     @property
     def probabilities(self) -> NDArray[np.float32]:
@@ -83,6 +94,12 @@ class Predictions:
     def routing(self) -> NDArray[np.float32]:
         """(L, N) routing entropies; NaN for layers a row didn't run. Fetched like probabilities."""
         return np.asarray(self.fetched("routing"))
+
+
+def _restored(
+    answers: tuple[Any, ...], confidence: Any, odds: Any, ran: Any, fetched: Any, classes: Any
+) -> Predictions:
+    return Predictions(*answers, lambda: confidence, lambda: odds, ran, fetched, _classes=classes)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,10 @@
 import io
 import math
 import os
+import struct
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,25 @@ from offramp.runtime.predictions import Records
 
 SCHEMA = "offramp-records/1"
 INDEX = "records.json"
+
+
+# What numpy raises for a file that isn't what its name says: it looks for zip archives, and has Python read headers.
+UNREADABLE = (
+    OSError,
+    ValueError,  # UnicodeDecodeError, too
+    EOFError,
+    SyntaxError,
+    TypeError,
+    KeyError,
+    MemoryError,
+    OverflowError,
+    RecursionError,
+    NotImplementedError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class Index(msgspec.Struct, kw_only=True, frozen=True):
@@ -156,7 +179,7 @@ def read_index(folder: str | Path) -> Index:
         raise InputError(
             f"{where}: can't be read ({error.strerror}). Records are written by `offramp record`."
         ) from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{where}: {error}.") from error
     if index.schema != SCHEMA:
         raise InputError(f"{where}: schema is {index.schema!r}, this offramp reads {SCHEMA!r}. Record again.")
@@ -189,11 +212,20 @@ def read_arrays(root: Path, index: Index) -> Records:
         path = root / f"{name}.npy"
         try:
             # An empty file can't be mapped.
-            array: NDArray[Any] = np.load(path, mmap_mode="r" if math.prod(shape) else None, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise InputError(f"{path}: can't be read ({error}). Record again.") from error
+            array = load_npy(path, mapped=math.prod(shape) > 0)
+        except InputError as error:
+            raise InputError(f"{error} Record again.") from error
         if array.shape != shape or array.dtype.kind not in kinds:
             raise InputError(f"{path}: {array.dtype} {array.shape}, {INDEX} says {shape}. Record again.")
+        return array
+
+    def answers(j: int) -> NDArray[Any]:
+        array = load(f"label_{j}", (rows,), "i")
+        if outside := np.flatnonzero((array < -1) | (array >= index.classes)).tolist():
+            raise InputError(
+                f"{root / f'label_{j}.npy'}: row {outside[0]} was answered {array[outside[0]]}, {INDEX} says "
+                f"{index.classes} classes. Record again."
+            )
         return array
 
     def stack(name: str, kinds: str) -> NDArray[Any]:
@@ -202,7 +234,7 @@ def read_arrays(root: Path, index: Index) -> Records:
     return Records(
         logits=tuple(load(f"logits_{j}", (rows, index.classes), "f") for j in exits),
         score=stack("score", "f"),
-        label=stack("label", "i"),
+        label=np.stack([answers(j) for j in exits]),
         flops=stack("flops", "i"),
         features=None
         if index.features is None
@@ -213,3 +245,15 @@ def read_arrays(root: Path, index: Index) -> Records:
         truth=load("labels", (rows,), "i") if index.labelled else None,
         routing_seen=tuple(map(tuple, index.routing_seen)) if index.routing and index.routing_seen else None,
     )
+
+
+def load_npy(path: str | Path, *, mapped: bool = True) -> NDArray[Any]:
+    """One array of a .npy file. Raises InputError naming the file, whatever is in it."""
+    try:
+        array = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+    except UNREADABLE as error:
+        raise InputError(f"{path}: can't be read ({error}).") from error
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise InputError(f"{path}: is an archive, expected a .npy file with one array.")
+    return array

@@ -5,15 +5,17 @@ import asyncio
 import os
 import socket
 import sys
+from contextlib import suppress
 from types import FrameType
 
 import uvicorn
 from offramp.runtime.cascade import Cascade
-from offramp.runtime.errors import InputError, OfframpError
+from offramp.runtime.errors import InputError, OfframpError, OutputLost
 from offramp.server.app import create_app, load
 from offramp.server.engine import Engine
 from offramp.server.settings import Settings
 
+_BACKLOG = 2048  # uvicorn's own
 _METAVARS = {
     "host": "ADDRESS",
     "operating_point": "NAME",
@@ -66,8 +68,12 @@ def listen(host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        raise InputError(f"can't listen on {host} port {port}: {error.strerror or error}.") from error
+        raise _busy(host, port, error) from error
     return listener
+
+
+def _busy(host: str, port: int, error: OSError) -> InputError:
+    return InputError(f"can't listen on {host} port {port}: {error.strerror or error}.")
 
 
 class DrainingServer(uvicorn.Server):
@@ -86,7 +92,8 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
-        print(self._greeting, flush=True)
+        with suppress(OSError, OutputLost):  # a server is no worse for a full or closed stdout
+            print(self._greeting, flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # uvicorn's own would raise the signal again when it is done, and the exit code wouldn't be 0.
@@ -103,6 +110,11 @@ class DrainingServer(uvicorn.Server):
 
 def serve(cascade: Cascade, settings: Settings, listener: socket.socket) -> int:
     app = create_app(cascade, settings)
+    try:
+        # Two sockets may be bound to one address as long as neither listens: the second is told here.
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise _busy(settings.host, listener.getsockname()[1], error) from error
     config = uvicorn.Config(
         app, log_level=settings.log_level, access_log=settings.log_level in ("info", "debug"), server_header=False
     )

@@ -22,7 +22,10 @@ class Settings(BaseSettings):
     lanes: int = Field(1, ge=1, le=64, description="requests that run at the same time, sharing those threads")
     max_rows_per_request: int = Field(16_384, ge=1, description="rows in one request; more is 413")
     max_queued_rows: int = Field(65_536, ge=1, description="rows that may wait in all; more is 429")
-    max_body_bytes: int = Field(64 * 2**20, ge=1, description="bytes of one request body, unpacked; more is 413")
+    max_body_bytes: int = Field(32 * 2**20, ge=1, description="bytes of one request body, unpacked; more is 413")
+    max_decoded_bytes: int = Field(
+        128 * 2**20, ge=1, description="bytes that a body's numbers may take once decoded, 40 each; more is 413"
+    )
     timeout: float = Field(300.0, gt=0, description="seconds a request may take if it doesn't say; then it's 503")
     log_level: Literal["critical", "error", "warning", "info", "debug"] = Field(
         "warning", description="what the server logs; info has a line for each request"

@@ -15,12 +15,12 @@ CROWDED = {"runtime/jobs/calibrating", "runtime/cli"}
 # Which rooms a room may import from, beside those that these may. A folder of runtime/ is a room, so is a file in it.
 BELOW = {
     "errors": (),
-    "predictions": (),
     "sample": (),
     "kernels": (),
     "arrays": ("errors",),
     "cost": ("errors",),
     "files": ("errors",),
+    "predictions": ("errors",),
     "preprocess": ("errors",),
     "scores": ("arrays",),
     "thresholds": ("arrays",),

@@ -1,5 +1,6 @@
 """What every calibrator is: fitted on one exit's logits, labels and auxiliary features, applied to new rows."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self, cast
@@ -150,6 +151,18 @@ class Calibrator(ABC):
         The graph computes z' = scale·z + bias, its label, and the log-odds at inv_temperature[label].
         """
         return None
+
+    # ------------------------------------------------------------ value
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are of one kind, with equal options and fitted values: what `to_dict` says, to the last bit."""
+        if type(self) is not type(other) or not isinstance(other, Calibrator):
+            return NotImplemented
+        # As JSON, in which a NaN is itself.
+        return json.dumps(self.to_dict()) == json.dumps(other.to_dict())
+
+    def __hash__(self) -> int:
+        return hash(type(self))  # it may still be fitted: only what never changes
 
     # ------------------------------------------------------------ storage
 

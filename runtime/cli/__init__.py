@@ -1,13 +1,14 @@
 """The `offramp` command: one module a subcommand, imported only when it is asked for."""
 
 import argparse
+import difflib
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from offramp.runtime.errors import OfframpError
+from offramp.runtime.cli.output import discard, output
+from offramp.runtime.errors import InputError, OfframpError, OutputLost, how_to_install
 
 # name -> (module with add_arguments(parser) and run(args) -> exit code, one line of help, extra that has it)
 COMMANDS = {
@@ -38,6 +39,7 @@ COMMANDS = {
         "serve the bundled digits, send them over HTTP, show what was saved",
         "server",
     ),
+    "doctor": ("offramp.runtime.cli.doctor", "say what is installed here, and what this machine has", ""),
     "version": ("offramp.runtime.cli.version", "print the version", ""),
 }
 
@@ -57,43 +59,65 @@ EXAMPLES = {
     "inspect": "offramp inspect bundle/ --html page.html",
     "serve": "offramp serve bundle/ --port 8000",
     "demo": "offramp demo",
+    "doctor": "offramp doctor",
     "version": "offramp version",
 }
 """What every --help ends with (%% is a per cent sign there)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand. Exit codes: 0 done, 1 a promise is broken, 2 bad input (one line says what), 3 refused,
-    130 interrupted."""
+    """Run one subcommand.
+
+    Exit codes: 0 done; 1 a promise is broken, or done but for its output, which couldn't be written; 2 bad input (one
+    line says what); 3 refused; 130 interrupted.
+    """
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(prog="offramp", description="Serve classifiers that can stop early.")
-    parser.add_argument("--version", action="version", version=metadata.version("offramp"))
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    asked = next((a for a in argv if not a.startswith("-")), None)
+    asked = argv[0] if argv and argv[0] in COMMANDS else ""
     try:
-        for name, (module, help_, _) in COMMANDS.items():
-            command = commands.add_parser(name, help=help_, description=f"{help_[0].upper()}{help_[1:]}.")
-            if name == asked:
-                loaded = importlib.import_module(module)
-                loaded.add_arguments(command)
-                command.set_defaults(run=loaded.run)
-                command.epilog = f"{command.epilog or ''} Example: {EXAMPLES[name]}".strip()
-        args = parser.parse_args(argv)
-        code = int(args.run(args))
-        sys.stdout.flush()
-        return code
+        with output():
+            return _run(argv, asked)
+    except OutputLost as error:
+        print(f"offramp: {error}", file=sys.stderr)
+        return 1
     except OfframpError as error:
         return _refuse(str(error))
     except ModuleNotFoundError as error:
-        return _refuse(_missing(asked or "", error))
+        return _refuse(_missing(asked, error))
     except KeyboardInterrupt:
         print("offramp: interrupted; nothing half-written was left", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output went away: not an error of ours
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard()
         return 0
     except OSError as error:  # a full disk, a read-only folder, a missing permission
         return _refuse(f"{error.filename or 'writing the output'}: {error.strerror or error}.")
+
+
+def _run(argv: list[str], asked: str) -> int:
+    parser = argparse.ArgumentParser(
+        prog="offramp",
+        description="Serve classifiers that can stop early.",
+        epilog=f"Example: {EXAMPLES['calibrate']}. Each command's --help has one of its own.",
+    )
+    parser.add_argument("--version", action="version", version=metadata.version("offramp"))
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, help_, _) in COMMANDS.items():
+        command = commands.add_parser(name, help=help_, description=f"{help_[0].upper()}{help_[1:]}.")
+        if name == asked:
+            loaded = importlib.import_module(module)
+            loaded.add_arguments(command)
+            command.epilog = f"{command.epilog or ''} Example: {EXAMPLES[name]}".strip()
+            # Options may stand between the positionals, too; subparsers by themselves don't allow it.
+            return int(loaded.run(command.parse_intermixed_args(argv[1:])))
+    if not argv:
+        parser.print_help()
+        return 0
+    if not argv[0].startswith("-"):
+        near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(COMMANDS)}."
+        raise InputError(f"no command {argv[0]!r}. {hint}")
+    parser.parse_args(argv)  # --help, --version, or an error
+    return 0
 
 
 def _refuse(message: str) -> int:
@@ -106,4 +130,4 @@ def _missing(command: str, error: ImportError) -> str:
     missing = (error.name or "").partition(".")[0]
     if missing in ("", "offramp") or command not in COMMANDS:
         raise error
-    return f'`offramp {command}` needs {missing}. Run: pip install "offramp[{COMMANDS[command][2]}]"'
+    return f"`offramp {command}` needs {missing}. {how_to_install(COMMANDS[command][2])}"

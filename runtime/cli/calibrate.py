@@ -3,8 +3,6 @@
 import argparse
 import shlex
 import sys
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +15,13 @@ from offramp.runtime.cli.progress import bar
 from offramp.runtime.errors import InputError
 from offramp.runtime.files import write_atomically
 from offramp.runtime.jobs.bundles.time_model import measure_times
-from offramp.runtime.jobs.calibrating.calibrate import calibrate
+from offramp.runtime.jobs.calibrating.calibrate import calibrate, check_out
 from offramp.runtime.jobs.calibrating.report.document import REPORT
 from offramp.runtime.jobs.calibrating.result import Calibrated, CalibrationRefused
 from offramp.runtime.jobs.calibrating.targets import DEFAULT, AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, Target
 from offramp.runtime.jobs.data.opened import OpenedRecords, open_records, own_logits
 from offramp.runtime.points import OperatingPoint
-from offramp.runtime.records import INDEX
+from offramp.runtime.records import INDEX, UNREADABLE
 
 REFUSED = 3
 
@@ -212,8 +210,7 @@ def _opened(args: argparse.Namespace) -> tuple[Path | None, OpenedRecords]:
         bundle, folder = None, bundle  # one folder, and it isn't a bundle
     if folder is None and not args.logits:
         raise InputError("records are missing: a folder written by `offramp record`, or --logits and --labels.")
-    if bundle is None and args.out is None:
-        raise InputError("--out is missing: without a bundle, name a folder for the calibration.")
+    check_out(bundle, args.out)
     return bundle, own_logits(args.logits, args.labels, args.flops) if args.logits else open_records(folder)
 
 
@@ -248,7 +245,7 @@ def _subgroup(text: str | None) -> tuple[str, NDArray[Any]] | None:
             if column not in found.files:
                 raise InputError(f"--subgroup: {path} has the columns {found.files}; write {path}:COLUMN.")
             return name or column, found[column]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except UNREADABLE as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"--subgroup: {path} can't be read ({error}).") from error

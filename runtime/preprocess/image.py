@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from offramp.runtime.errors import InputError, RuntimeUnavailable
+from offramp.runtime.errors import InputError, RuntimeUnavailable, how_to_install
 from offramp.runtime.preprocess.spec import Image
 
 _FORMATS = ("PNG", "JPEG")
@@ -144,6 +144,6 @@ def _pillow() -> Any:
         import PIL.ImageOps
     except ImportError as error:
         raise RuntimeUnavailable(
-            'pictures need the library Pillow, which isn\'t installed. Run: pip install "offramp[image]"'
+            f"pictures need the library Pillow, which isn't installed. {how_to_install('image')}"
         ) from error
     return PIL

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from offramp.runtime.errors import BundleError, InputError, RuntimeUnavailable
+from offramp.runtime.errors import BundleError, InputError, RuntimeUnavailable, how_to_install
 from offramp.runtime.preprocess.spec import Text
 
 # Truncation comes after tokenisation, so a text of any length would be worked through first.
@@ -81,7 +81,7 @@ def _open(path: Path, spec: Text) -> Any:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise RuntimeUnavailable(
-            'raw texts need the library tokenizers, which isn\'t installed. Run: pip install "offramp[text]"'
+            f"raw texts need the library tokenizers, which isn't installed. {how_to_install('text')}"
         ) from error
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))

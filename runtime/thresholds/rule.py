@@ -13,6 +13,18 @@ from offramp.runtime.errors import InputError
 FEW_ROWS = 8
 
 
+# Scores are float32 and saturate there, in the graphs and outside.
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def effective(threshold: float) -> float:
+    """A threshold as the graphs, which compare in float32, can hold it: beyond ±3.4e38 it is ±inf.
+
+    No score lies beyond, so such a threshold says what infinity says: closed, or open to every row.
+    """
+    return threshold if abs(threshold) <= _LARGEST or math.isnan(threshold) else math.copysign(math.inf, threshold)
+
+
 @lru_cache(maxsize=64)
 def _all(rows: int, value: bool) -> Bools:
     """A shared constant, so it is read-only."""
@@ -27,7 +39,7 @@ def reached(score: Array, threshold: float) -> Bools:
     +inf is an exit that is switched off: no score reaches it. Every row reaches −inf, one with a NaN score too; a NaN
     reaches nothing else. Compared in float64: a float32 score against a rounded threshold would move ties.
     """
-    rows = len(score)
+    rows, threshold = len(score), effective(threshold)
     if math.isinf(threshold):
         return _all(rows, threshold < 0)
     if rows <= FEW_ROWS:

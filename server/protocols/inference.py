@@ -125,7 +125,7 @@ def routes(plane: DataPlane) -> APIRouter:
         return (group_of_arrays(arrays(tensors), manifest),)
 
     def decode(data: bytes) -> tuple[Query, Encode]:
-        asked = body.decode(data, InferRequest)
+        asked = body.decode(data, InferRequest, plane.settings.max_decoded_bytes)
         outputs = wanted_outputs(asked.outputs)
         groups = groups_of(asked.inputs)
         rows = sum(len(group.positions) for group in groups)

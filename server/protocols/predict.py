@@ -73,7 +73,7 @@ def routes(plane: DataPlane) -> APIRouter:
         return raw.of_instances(instances) if raw.meant(instances) else groups_of_instances(instances, manifest)
 
     def decode(data: bytes) -> tuple[Query, Encode]:
-        asked = body.decode(data, PredictRequest)
+        asked = body.decode(data, PredictRequest, plane.settings.max_decoded_bytes)
         plane.check_rows(len(asked.instances))
         name, max_exit = points.choose(asked.operating_point, asked.max_exit)
         query = Query(

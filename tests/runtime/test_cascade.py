@@ -1,7 +1,12 @@
 """A cascade answers as the slow oracle does, whatever the batch, the thread, the process or the row."""
 
+import json
 import math
 import os
+import pickle
+import shutil
+import subprocess
+import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +16,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from offramp.runtime import Cascade, CascadeClosed, InputError, OperatingPoint, sample
+from offramp.runtime import BundleError, Cascade, CascadeClosed, InputError, OperatingPoint, sample
 from offramp.runtime.execution.cpu.executor import CpuExecutor
+from offramp.runtime.files import seal
+from offramp.runtime.scores import LARGEST
+from offramp.runtime.thresholds.rule import reached
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +208,56 @@ def test_a_closed_cascade_says_so_and_calls_under_way_finish(images):
             closed.predict({"x": images[:1]})
 
 
+@pytest.mark.parametrize("cascade_graph", [True, False])
+def test_a_call_of_several_batches_finishes_though_its_cascade_is_closed_after_the_first(images, cascade_graph):
+    class Closing(CpuExecutor):
+        def run(self, graph, state, outputs):
+            made = super().run(graph, state, outputs)
+            self.close()
+            return made
+
+        def run_cascade_graph(self, inputs, thresholds):
+            made = super().run_cascade_graph(inputs, thresholds)
+            self.close()
+            return made
+
+    with Cascade.load(sample.BUNDLE, operating_point="balanced") as whole:
+        executor = Closing(whole.bundle, threads=1, providers=["CPUExecutionProvider"], cascade_graph=cascade_graph)
+        closing = Cascade(whole.bundle, whole.calibration, whole.operating_point, executor, batch_rows=64)
+        assert (closing.predict({"x": images}).label == whole.predict({"x": images}).label).all()
+    with pytest.raises(CascadeClosed, match="closed"):
+        closing.predict({"x": images[:1]})
+    assert not executor.opened
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.parametrize("end", ["cascade.close()", "del cascade", "pass", "cascade = None; gc.collect()"])
+def test_a_forked_child_that_lets_go_of_its_parents_sessions_ends_with_its_own_exit_code(end):
+    program = f"""if True:
+        import gc, os, sys, time
+        from offramp.runtime import Cascade, sample
+        images = sample.heldout()[0]
+        cascade = Cascade.load(sample.BUNDLE, operating_point="balanced")
+        child = os.fork()
+        if child == 0:
+            {end}
+            sys.exit(7)
+        for _ in range(600):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            time.sleep(0.05)
+        else:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            sys.exit("the child never ended")
+        assert os.waitstatus_to_exitcode(status) == 7, status
+        assert (cascade.at("full").predict({{"x": images}}).exit == 2).all()  # its files are still there
+    """
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_is_told_to_load_its_own_and_can(images):
     cascade = Cascade.load(sample.BUNDLE)
@@ -257,11 +315,67 @@ def test_a_point_for_another_number_of_exits_is_refused(cascade):
         cascade.at(OperatingPoint((1.0, -math.inf)))
 
 
+@pytest.mark.parametrize("device", ["cpu", "torch:cpu"])
+@pytest.mark.parametrize("bar", [3.5e38, 1e39, 1e308])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_threshold_beyond_float32_is_infinity_for_gate_and_graph(images, device, bar, sign):
+    beyond = OperatingPoint((sign * bar, 3.0, -math.inf))
+    assert beyond == OperatingPoint((sign * math.inf, 3.0, -math.inf))
+    assert reached(np.array([LARGEST, np.nan]), sign * bar).tolist() == [sign < 0] * 2
+    with Cascade.load(sample.BUNDLE, device=device, operating_point=beyond) as cascade:
+        answer = cascade.predict({"x": images}, fetch="probabilities")
+        alone = cascade.predict({"x": images[:1]})
+        assert cascade.operating_point.exits == ((1, 2) if sign > 0 else (0, 1, 2))
+    assert set(answer.exit.tolist()) == ({1, 2} if sign > 0 else {0})
+    assert alone.exit.tolist() == answer.exit[:1].tolist()
+
+
 def test_an_exit_that_can_never_be_reached_is_warned_of(cascade):
-    with pytest.warns(UserWarning, match="exit 0 has the threshold 1e\\+39, which no row reached"):
-        cascade.at(OperatingPoint((1e39, math.inf, -math.inf)))
     with pytest.warns(UserWarning, match="exit 1 has the threshold 50"):
         cascade.at(OperatingPoint((3.0, 50.0, -math.inf), expected={"exit_shares": [0.5, 0, 0.5]}))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cascade.at(OperatingPoint((math.inf, 3.0, -math.inf), expected={"exit_shares": [0, 0.5, 0.5]}))
+
+
+def test_answers_pickle_with_what_came_with_them(cascade, images):
+    at = cascade.at("balanced")
+    for rows in (images[:1], images[:40]):
+        answer = at.predict({"x": rows}, fetch="probabilities")
+        same = pickle.loads(pickle.dumps(answer))
+        for name in ("label", "score", "exit", "abstain", "flops", "confidence", "log_odds", "probabilities"):
+            np.testing.assert_array_equal(getattr(same, name), getattr(answer, name))
+        assert same.executed == answer.executed
+    with pytest.raises(InputError, match=r"probabilities didn't come with these answers: .*fetch="):
+        _ = pickle.loads(pickle.dumps(at.predict({"x": images[:1]}))).probabilities
+
+
+def test_a_cascade_pickles_as_its_path_and_answers_alike_in_another_process(images, tmp_path, monkeypatch):
+    bundle = shutil.copytree(sample.BUNDLE, tmp_path / "bundle")
+    monkeypatch.chdir(tmp_path)
+    with Cascade.load("bundle", threads=1, batch_rows=50) as own:
+        at = own.at(OperatingPoint((2.0, math.inf, -math.inf), name="mine"))
+        packed, expected = pickle.dumps(at), at.predict({"x": images})
+    (tmp_path / "packed").write_bytes(packed)
+    program = """if True:
+        import pickle, sys
+        from offramp.runtime import sample
+        with pickle.load(open(sys.argv[1], "rb")) as cascade:
+            assert (cascade.batch_rows, cascade.operating_point.name) == (50, "mine")
+            print(cascade.predict({"x": sample.heldout()[0]}).exit.tolist())
+    """
+    command = [sys.executable, "-c", program, str(tmp_path / "packed")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
+    assert json.loads(done.stdout) == expected.exit.tolist()
+    document = json.loads((bundle / "manifest.json").read_text())
+    del document["digest"]
+    (bundle / "manifest.json").write_bytes(seal({**document, "name": "other"}))
+    (bundle / "calibration.json").unlink()
+    with pytest.raises(BundleError, match="another bundle than when the cascade was pickled"):
+        pickle.loads(packed)
+
+
+def test_a_cascade_that_load_did_not_make_says_that_it_cannot_be_pickled(cascade):
+    made = Cascade(cascade.bundle, cascade.calibration, cascade.operating_point, cascade.executor)
+    with pytest.raises(InputError, match="can't be pickled"):
+        pickle.dumps(made)

@@ -3,15 +3,19 @@
 import argparse
 import importlib
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from offramp.runtime import sample
 from offramp.runtime.cli import COMMANDS, EXAMPLES, main
+from offramp.runtime.errors import how_to_install
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:
@@ -82,8 +86,9 @@ def test_record_calibrate_predict_in_a_row(capsys, tmp_path):
         (["export", "m.py:build", "--out", "b"], "--example is missing"),
         (["export", "m.py:build", "--example", "m.py:e", "--out", "b"], "m.py: no such file"),
         (["export", "m.onnx", "--out", "b"], "m.onnx: not an ONNX model"),
-        (["fly"], "invalid choice: 'fly'"),
-        ([], "required"),
+        (["fly"], "no command 'fly'. There are export, record"),
+        (["calibarte", "b"], "no command 'calibarte'. Did you mean calibrate?"),
+        (["--sideways"], "required"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, arguments, message):
@@ -109,9 +114,82 @@ def test_a_full_disk_is_one_line(tmp_path):
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "offramp.runtime.cli", "predict", str(sample.BUNDLE), str(tmp_path / "d.npz")]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "No space left" in done.stderr
+    assert "the output couldn't be written (No space left on device)" in done.stderr
+
+
+CLI = [sys.executable, "-m", "offramp.runtime.cli"]
+
+
+@pytest.mark.parametrize("stdout", [">/dev/full", ">&-"])
+@pytest.mark.parametrize("arguments", [["version"], ["history", "BUNDLE"], ["--help"]])
+def test_output_that_nobody_takes_is_one_line_and_exit_code_1(tmp_path, stdout, arguments):
+    bundle = shutil.copytree(sample.BUNDLE, tmp_path / "b")
+    command = shlex.join([*CLI, *(str(bundle) if one == "BUNDLE" else one for one in arguments)])
+    done = subprocess.run(["sh", "-c", f"{command} {stdout}"], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("offramp: the output couldn't be written (")
+
+
+def test_a_calibration_in_force_whose_output_is_lost_says_that_it_stands(tmp_path):
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((300, 3)).astype(np.float32)
+    for j in range(2):
+        np.save(tmp_path / f"{j}.npy", logits * (j + 1))
+    np.save(tmp_path / "y.npy", logits.argmax(1))
+    own = ["--logits", "0.npy", "1.npy", "--labels", "y.npy", "--out", "o", "--calibrator", "none"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*CLI, "calibrate", *own], stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False
+        )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].endswith("what the command did before that stands.")
+    assert (tmp_path / "o" / "calibration.json").is_file()
+
+
+def test_offramp_by_itself_prints_its_help_with_an_example(capsys):
+    code, out, _ = run(capsys)
+    assert code == 0
+    assert "Example: offramp calibrate" in " ".join(out.split())
+    assert all(command in out for command in COMMANDS)
+
+
+def test_options_may_stand_between_positionals(capsys, tmp_path):
+    for order in (["B", "--seed", "1", "R"], ["--seed", "1", "B", "R"], ["B", "R", "--seed", "1"]):
+        code, _, err = run(capsys, "calibrate", *(tmp_path / one if one in ("B", "R") else one for one in order))
+        assert code == 2
+        assert f"{tmp_path / 'R'}/records.json: can't be read" in err, order
+
+
+def test_doctor_says_what_is_here(capsys):
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert lines["offramp"] == "0.1.0"
+    assert "CPUExecutionProvider" in lines["providers"]
+    assert {"python", "numpy", "onnxruntime", "cores", "affinity", "quota", "threads", "copies"} <= set(lines)
+
+
+def test_doctor_says_what_is_missing(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    code, out, _ = run(capsys, "doctor")
+    assert code == 1
+    assert out.splitlines()[-1].endswith("Run: pip install onnxruntime (or onnxruntime-gpu on a machine with CUDA)")
+
+
+@pytest.mark.parametrize("extra", [extra for _, _, extra in COMMANDS.values() if extra])
+def test_a_hint_works_from_a_clone_and_brings_no_cuda_build(extra):
+    hint = how_to_install(extra)
+    assert f'pip install ".[{extra}]"' in hint
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    wanted = project["optional-dependencies"][extra]
+    if any(re.match(r"torch\b", one) for one in wanted):
+        torch = re.search(r"pip install torch --index-url https://download\.pytorch\.org/whl/cpu", hint)
+        assert torch is not None
+        assert torch.start() < hint.index(f".[{extra}]"), "torch first"
 
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(capsys, tmp_path, monkeypatch):
@@ -122,7 +200,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(capsys, tmp_
     monkeypatch.setitem(sys.modules, "scipy.special", None)
     code, _, err = run(capsys, "calibrate", bundle, tmp_path / "r")
     assert code == 2
-    assert 'needs scipy. Run: pip install "offramp[jobs]"' in err
+    assert 'needs scipy. In offramp\'s clone run: pip install ".[jobs]"' in err
 
 
 def test_inspect_shows_and_draws(capsys, tmp_path):

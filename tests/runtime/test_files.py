@@ -1,14 +1,22 @@
 """Files are whole or absent, and a sealed document shows any changed byte."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 
 import pytest
 from offramp.runtime import BundleError, InputError
-from offramp.runtime.files import check_new_folder, inside, new_folder, seal, unseal, write_atomically
+from offramp.runtime.files import (
+    NoRoom,
+    PrivateCopy,
+    check_new_folder,
+    inside,
+    new_folder,
+    seal,
+    unseal,
+    write_atomically,
+)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -93,19 +101,43 @@ def test_overwriting_replaces_only_a_folder_of_the_same_kind_and_never_the_sourc
         pass
 
 
+@pytest.mark.parametrize("target", ["loop", "nowhere"])
+def test_a_link_that_leads_nowhere_is_not_written_to(tmp_path, target):
+    (tmp_path / "loop").symlink_to(target)
+    with pytest.raises(InputError, match="a link that leads nowhere"):
+        check_new_folder(tmp_path / "loop", marker="records.json", replace=True, keep=tmp_path)
+
+
 @pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "", "a\\..\\x", "."])
 def test_paths_that_leave_the_folder_are_refused(tmp_path, path):
     with pytest.raises(BundleError, match="leaves the bundle's folder"):
         inside(tmp_path, path, where="manifest.json")
 
 
-def test_links_that_leave_the_folder_are_refused(tmp_path):
-    root = tmp_path / "bundle"
-    root.mkdir()
-    (tmp_path / "secret").write_text("x")
-    os.symlink(tmp_path / "secret", root / "weights.bin")
-    with pytest.raises(BundleError, match="link"):
-        inside(root, "weights.bin", where="manifest.json")
+def test_a_private_copy_that_a_killed_process_left_goes_and_one_that_lives_stays(tmp_path):
+    program = """if True:
+        import os, sys
+        from pathlib import Path
+        from offramp.runtime.files import PrivateCopy
+        copy = PrivateCopy(Path(sys.argv[1]))
+        print(copy.folder.parent.name, flush=True)
+        sys.stdin.read()
+        os._exit(1)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        name = other.stdout.readline().strip()
+        living = PrivateCopy(tmp_path)
+        assert {home.name for home in tmp_path.iterdir()} == {name, living.folder.parent.name}
+        other.kill()
+    PrivateCopy(tmp_path)
+    assert [home.name for home in tmp_path.iterdir()] == [living.folder.parent.name]
+
+
+def test_a_private_copy_that_finds_no_room_says_where(tmp_path):
+    with pytest.raises(NoRoom, match="nowhere"):
+        PrivateCopy(tmp_path / "nowhere")
 
 
 def test_every_changed_byte_of_a_sealed_document_is_seen():

@@ -1,12 +1,16 @@
 """An operating point is a rule that always answers; what isn't one is refused by the point's name."""
 
+import json
 import math
+import pickle
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from offramp.runtime import InputError, OperatingPoint, calibration
 from offramp.runtime.points import full
+from offramp.runtime.thresholds.rule import effective
 
 INF = math.inf
 BARS = st.lists(st.floats(allow_nan=False), max_size=5)
@@ -36,9 +40,9 @@ def test_what_is_no_rule_is_refused_by_its_name(options, message):
 @given(BARS)
 def test_any_numbers_before_the_last_exit_are_a_rule(bars):
     point = OperatingPoint([*bars, "-inf"])
-    assert point.thresholds == (*bars, -INF)
+    assert point.thresholds == (*map(effective, bars), -INF)
     assert all(type(bar) is float for bar in point.thresholds)
-    assert point.exits == tuple(j for j, bar in enumerate([*bars, -INF]) if bar < INF)
+    assert point.exits == tuple(j for j, bar in enumerate([*map(effective, bars), -INF]) if bar < INF)
     assert hash(point) == hash(OperatingPoint((*bars, -INF)))
 
 
@@ -76,3 +80,32 @@ def test_what_was_measured_does_not_make_another_rule():
     one = OperatingPoint((1.0, -INF), expected={"accuracy": 0.9})
     assert one == OperatingPoint((1.0, -INF), provenance={"seed": 1})
     assert one != OperatingPoint((1.0, -INF), abstain_below=0.0)
+
+
+def fitted(seed, name="temperature"):
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal((200, 3))
+    return calibration.get(name).fit(logits, (logits + rng.standard_normal((200, 3))).argmax(1))
+
+
+@pytest.mark.parametrize("name", ["temperature", "isotonic", "vector"])
+def test_points_are_equal_by_value_calibrators_included_and_can_be_keys(name):
+    def point(seed):
+        return OperatingPoint((1.0, -INF), calibrators=(fitted(seed, name), calibration.get("identity")))
+
+    one, again, other = point(1), point(1), point(2)
+    assert one == again
+    assert hash(one) == hash(again)
+    assert one != other
+    assert one != OperatingPoint((1.0, -INF))
+    assert {one: "x"}[again] == "x"
+    stored = calibration.from_dict(json.loads(json.dumps(one.calibrators[0].to_dict())))
+    assert stored == one.calibrators[0]
+    assert pickle.loads(pickle.dumps(one)) == one
+
+
+def test_calibrators_of_different_kinds_or_options_differ():
+    assert calibration.get("temperature") != calibration.get("identity")
+    assert calibration.get("temperature") == calibration.get("temperature")
+    assert calibration.get("temperature") != fitted(1)
+    assert calibration.get("temperature") != "temperature"

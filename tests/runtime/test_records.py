@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_records import made_up
 from offramp.runtime import InputError
+from offramp.runtime.jobs.data.opened import own_logits
 from offramp.runtime.predictions import Records
 from offramp.runtime.records import SCHEMA, Index, RecordsWriter, read_index, read_records
 
@@ -219,3 +220,47 @@ def test_a_folder_without_records_says_who_writes_them(tmp_path):
     for where in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(InputError, match=r"records\.json: can't be read .* written by `offramp record`"):
             read_records(where)
+
+
+BROKEN = {
+    "empty": b"",
+    "text": b"x,y",
+    "zip": b"PK\x03\x04 and nothing more",
+    "empty zip": b"PK\x05\x06" + bytes(18),
+    "header that is no dictionary": b"\x93NUMPY\x01\x00\x10\x00{'descr': (((((\n",
+    "header cut short": b"\x93NUMPY\x01\x00\xff\xff{'descr'",
+    "header with a NUL": b"\x93NUMPY\x01\x00\x08\x00{'a\x00': \n",
+    "header with numbers for names": b"\x93NUMPY\x01\x00\x08\x00{1: 2} \n",
+    "header in no encoding": b"\x93NUMPY\x03\x00\x04\x00\x00\x00\xff\xfe\xff\n",
+    "version of nobody": b"\x93NUMPY\x63\x00",
+    "shape beyond memory": b"\x93NUMPY\x01\x00\x48\x00"
+    + b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d, 4)}".ljust(71) % 2**62
+    + b"\n",
+}
+
+
+@pytest.mark.parametrize("name", ["logits_1", "label_0", "routing", "labels"])
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+def test_a_file_that_is_no_array_is_one_error_that_names_it(folder, name, content):
+    (folder / f"{name}.npy").write_bytes(content)
+    with pytest.raises(InputError, match=rf"{name}\.npy: .*Record again"):
+        read_records(folder)
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+def test_own_logits_and_labels_that_are_no_arrays_are_named(tmp_path, content):
+    np.save(tmp_path / "good.npy", np.zeros((3, 2), np.float32))
+    (tmp_path / "bad.npy").write_bytes(content)
+    for logits, labels in ((["bad.npy"], "good.npy"), (["good.npy"], "bad.npy")):
+        with pytest.raises(InputError, match=r"bad\.npy"):
+            own_logits([tmp_path / one for one in logits], tmp_path / labels)
+
+
+@pytest.mark.parametrize("answer", [-2, CLASSES, 2**31 - 1])
+def test_recorded_answers_that_are_no_class_are_named(folder, answer):
+    path = folder / "label_1.npy"
+    answers = np.load(path)
+    answers[7] = answer
+    np.save(path, answers)
+    with pytest.raises(InputError, match=rf"label_1\.npy: row 7 was answered {answer}, records\.json says 4 classes"):
+        read_records(folder)

@@ -3,9 +3,14 @@
 import gzip
 import json
 import socket
+import tracemalloc
 import zlib
 
+import msgspec
 import pytest
+from offramp.runtime.errors import InputError
+from offramp.server.body import decoded_bytes, unpack
+from offramp.server.errors import TooLarge
 
 GOOD = json.dumps({"instances": [[0.5] * 8]}).encode()
 
@@ -95,6 +100,45 @@ def test_a_small_body_that_unpacks_past_the_limit_is_413(small):
     assert len(bomb) < 1000
     assert post(small, bomb, Content_Encoding="gzip").status_code == 413
     assert post(small, gzip.compress(GOOD + b" " * 900), Content_Encoding="gzip").status_code == 200
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_body_of_a_million_empty_members_is_refused_after_a_few(encoding):
+    empty = gzip.compress(b"") if encoding == "gzip" else zlib.compress(b"")
+    with pytest.raises(TooLarge, match="more than 4096 compressed members"):
+        unpack(empty * 1_000_000, encoding, 2**20)
+
+
+def test_as_many_members_as_block_gzip_makes_are_unpacked_whatever_they_are_cut_at():
+    data = bytes(range(256)) * 4000
+    for size in (1000, 65_280, len(data)):
+        packed = b"".join(gzip.compress(data[at : at + size]) for at in range(0, len(data), size))
+        assert unpack(packed, "gzip", len(data)) == data
+        with pytest.raises(TooLarge, match="larger than"):
+            unpack(packed, "gzip", len(data) - 1)
+        with pytest.raises(InputError, match="isn't valid gzip"):
+            unpack(packed[:-1], "gzip", len(data))
+
+
+def test_what_would_take_far_more_memory_than_its_bytes_is_413_and_makes_nothing(client, monkeypatch):
+    monkeypatch.setattr("msgspec.json.decode", None)  # whoever decodes fails
+    for inside in (b"{},", b"[],", b"0,", b'{"a":{}},'):
+        packed = gzip.compress(b'{"instances":[' + inside * (12_000_000 // len(inside)) + b"0]}")
+        assert len(packed) < 100_000
+        reply = post(client, packed, Content_Encoding="gzip")
+        assert reply.status_code == 413, inside
+        assert "once decoded" in json.loads(reply.content)["error"]
+
+
+@pytest.mark.parametrize("value", [[], {}, 0.5, {"a": 1.5}, [[1.5]], {"x": [0.5] * 8}, [[]] * 5])
+def test_what_is_reckoned_for_a_body_is_no_less_than_it_takes(value):
+    body = json.dumps([value] * 1000).encode()
+    tracemalloc.start()
+    made = msgspec.json.decode(body)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(made) == 1000
+    assert decoded_bytes(body) >= 0.9 * taken
 
 
 def connect(server):

@@ -6,6 +6,9 @@ import threading
 
 import httpx
 import pytest
+from offramp.runtime import InputError
+from offramp.server import Settings
+from offramp.server.cli import listen, serve
 
 
 def address_of(process):
@@ -49,6 +52,15 @@ def test_a_busy_port_is_one_line_and_exit_code_2(offramp_serve, rows_bundle):
     assert process.returncode == 2
     assert len(said.splitlines()) == 1
     assert str(port) in said
+
+
+def test_the_second_of_two_servers_that_were_bound_to_one_port_before_either_listened_is_told(rows):
+    with listen("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with listen("127.0.0.1", port) as second:
+            first.listen()
+            with pytest.raises(InputError, match=f"can't listen on 127.0.0.1 port {port}: Address already in use"):
+                serve(rows, Settings.of(), second)
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,13 @@ class CpuExecutor:
 
     def answer(self, call: Call, again: Again) -> Predictions:
         thresholds = call.route.threshold_inputs
-        if thresholds is not None and self.runs_cascade_graph and not call.routed:
-            return answer_cascade_graph(call, lambda inputs: self.run_cascade_graph(inputs, thresholds), again)
-        return Blocks(call, self.run, self._scratch).answer(again)
+        self._sessions.begin()
+        try:
+            if thresholds is not None and self.runs_cascade_graph and not call.routed:
+                return answer_cascade_graph(call, lambda inputs: self.run_cascade_graph(inputs, thresholds), again)
+            return Blocks(call, self.run, self._scratch).answer(again)
+        finally:
+            self._sessions.end()
 
     def put(self, arrays: Mapping[str, NDArray[Any]]) -> Mapping[str, Any]:
         return arrays

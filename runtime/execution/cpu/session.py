@@ -9,19 +9,22 @@ graph has no next session to get in the way of: its threads wait a little longer
 are awake when the next request is there.
 """
 
+import ctypes
 import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from offramp.runtime.bundle import Bundle
 from offramp.runtime.errors import BundleError, CascadeClosed, InputError, RuntimeUnavailable
 from offramp.runtime.execution.cpu.memory import release_mapped
 
-_INSTALL = 'pip install "offramp[cpu]" (or "offramp[gpu]" on a machine with CUDA)'
+_INSTALL = "pip install onnxruntime (or onnxruntime-gpu on a machine with CUDA)"
 CPU = ["CPUExecutionProvider"]
 _PROVIDERS = {"cpu": CPU, "cuda": ["CUDAExecutionProvider", *CPU]}
 
@@ -98,7 +101,7 @@ def resolve_providers(device: str, providers: Sequence[Any] | None) -> list[Any]
         if name not in there:
             raise RuntimeUnavailable(
                 f"the installed ONNX Runtime has no {name}, only {there}. "
-                'For CUDA: pip uninstall -y onnxruntime && pip install "offramp[gpu]"'
+                "For CUDA: pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
             )
     return wanted
 
@@ -126,10 +129,12 @@ def can_spin_briefly(version: str) -> bool:
     return (major, minor) >= (1, 27)
 
 
-def open_session(path: Path, *, threads: int, providers: list[Any], alone: bool = False) -> Any:
+def open_session(
+    path: Path, *, threads: int, providers: list[Any], alone: bool = False, where: Path | None = None
+) -> Any:
     """An onnxruntime.InferenceSession over one graph of a bundle, with settings fit for a chain of them.
 
-    alone: no other session's run follows on this one's.
+    alone: no other session's run follows on this one's. where: what errors call the file.
     """
     ort = onnxruntime()
     options = ort.SessionOptions()
@@ -149,8 +154,35 @@ def open_session(path: Path, *, threads: int, providers: list[Any], alone: bool 
     try:
         return ort.InferenceSession(str(path), options, providers=providers)
     except Exception as error:
-        raise BundleError(f"{path}: ONNX Runtime can't load it: {error}") from error
+        raise BundleError(f"{where or path}: ONNX Runtime can't load it: {error}") from error
 
+
+_owners: "WeakSet[Any]" = WeakSet()
+
+
+def keep_in_children(owner: Any) -> None:
+    """Have what owns sessions stay alive in forked children, to their very end.
+
+    A session waits for its threads when it is destroyed, and a child has none of them: it would wait for ever, at
+    `close`, at `del` or at its exit.
+    """
+    _owners.add(owner)
+
+
+def _never_destroy() -> None:
+    owners = list(_owners)
+    for owner in owners:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))  # one reference that nobody gives back, not even the exit
+    if owners:
+        # ONNX Runtime's own environment waits for threads, too, when the C library ends the process. What is
+        # registered last runs first: the child ends there, with its exit code, once Python has finished.
+        with suppress(AttributeError, OSError):
+            libc = ctypes.CDLL(None)
+            libc.on_exit(libc._exit, None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_never_destroy)
 
 RunSession = Callable[[list[str], Mapping[str, Any]], list[Any]]
 
@@ -173,7 +205,9 @@ class Sessions:
         self._providers = providers
         self._open: dict[str, RunSession] | None = {}
         self._lock = threading.Lock()
+        self._calls, self._closing = 0, False
         self._process = os.getpid()
+        keep_in_children(self)
 
     @property
     def opened(self) -> frozenset[str]:
@@ -190,28 +224,57 @@ class Sessions:
 
         Raises CascadeClosed after close(), or in a forked child, whose copies of the threads don't run.
         """
-        if self._process != os.getpid():
-            raise CascadeClosed(
-                f"this cascade was loaded in process {self._process} and a forked process can't use its threads: "
-                "call Cascade.load in the process that predicts."
-            )
         opened = self._open
-        if opened is None:
-            raise CascadeClosed("this cascade is closed: load it again.")
+        if opened is None or self._process != os.getpid():
+            raise self._closed()
         session = opened.get(file)
         if session is None:
             with self._lock:
                 session = opened.get(file)
                 if session is None:
                     cascade_graph = self._bundle.manifest.cascade
-                    path, alone = self._bundle.file(file), cascade_graph is not None and cascade_graph.file == file
+                    alone = cascade_graph is not None and cascade_graph.file == file
                     session = opened[file] = bare_run(
-                        open_session(path, threads=self._threads, providers=self._providers, alone=alone)
+                        open_session(
+                            self._bundle.file(file),
+                            threads=self._threads,
+                            providers=self._providers,
+                            alone=alone,
+                            where=self._bundle.path / file,
+                        )
                     )
                     if alone:  # outer graphs let go by themselves of what they have packed
-                        release_mapped(self._bundle.path)
+                        release_mapped(self._bundle.folder)
         return session
 
+    def begin(self) -> None:
+        """A call starts: until its `end` sessions stay, and more can be opened, whoever closes. Raises as `get`."""
+        if self._process != os.getpid():  # its copy of the lock may be taken for ever
+            raise self._closed()
+        with self._lock:
+            if self._closing:
+                raise self._closed()
+            self._calls += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._calls -= 1
+            if self._closing and not self._calls:
+                self._open = None
+
     def close(self) -> None:
-        """Let go of the sessions. Runs that are under way keep theirs until they finish."""
-        self._open = None
+        """Take no more calls, and let go of the sessions when the last one has ended."""
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            self._closing = True
+            if not self._calls:
+                self._open = None
+
+    def _closed(self) -> CascadeClosed:
+        if self._process != os.getpid():
+            return CascadeClosed(
+                f"this cascade was loaded in process {self._process} and a forked process can't use its threads: "
+                "call Cascade.load in the process that predicts."
+            )
+        return CascadeClosed("this cascade is closed: load it again.")

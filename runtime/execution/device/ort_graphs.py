@@ -16,7 +16,7 @@ import torch
 from offramp.runtime import cost
 from offramp.runtime.bundle import GATE_INPUTS, Block, Bundle, Segment
 from offramp.runtime.errors import BundleError, RuntimeUnavailable
-from offramp.runtime.execution.cpu.session import onnxruntime
+from offramp.runtime.execution.cpu.session import keep_in_children, onnxruntime
 from offramp.runtime.execution.device.graphs import Graphs, Prepared, Tensors
 from offramp.runtime.execution.values import about_values, cannot_run, reason
 from torch import Tensor
@@ -55,6 +55,7 @@ class OrtGraphs(Graphs):
         self.gate = dict(zip(GATE_INPUTS, (ones, zeros, ones), strict=True))
         self.running = threading.Lock()  # runs of one session on a stream that is ours mustn't overlap on the host
         self._next_capture = 1
+        keep_in_children(self)
 
     def _on_our_stream(self, provider: Any) -> Any:
         name, options = (provider, {}) if isinstance(provider, str) else (provider[0], dict(provider[1]))
@@ -76,7 +77,7 @@ class OrtGraphs(Graphs):
             try:
                 found = ort.InferenceSession(str(path), options, providers=self._providers)
             except Exception as error:
-                raise BundleError(f"{path}: ONNX Runtime can't load it: {error}") from error
+                raise BundleError(f"{self._bundle.path / graph.file}: ONNX Runtime can't load it: {error}") from error
             wanted = self._providers[0] if isinstance(self._providers[0], str) else self._providers[0][0]
             if wanted not in found.get_providers():
                 raise RuntimeUnavailable(

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 from offramp.runtime import arrays
-from offramp.runtime.bundle import read_bundle
+from offramp.runtime.bundle import MANIFEST, read_bundle
 from offramp.runtime.calibration_file import Calibration, encode_calibration
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.auditing.audit import audit_records
@@ -154,13 +154,25 @@ def publish(result: Calibrated, home: History) -> Calibrated:
     return dataclasses.replace(result, written=written)
 
 
+def check_out(bundle: str | Path | None, out: str | Path | None) -> None:
+    """Raises InputError unless exactly one of the two says where the calibration goes, and `out` isn't a bundle."""
+    if bundle is not None and out is not None:
+        raise InputError(f"out (--out): {out} is for calibrations of no bundle; a bundle's is put in force in it.")
+    if bundle is None and out is None:
+        raise InputError("out (--out) is missing: without a bundle, name a folder for the calibration.")
+    if out is not None and (manifest := Path(out) / MANIFEST).exists() | manifest.is_symlink():
+        raise InputError(
+            f"out (--out): {out} is a bundle, and what is calibrated on logits of no bundle wouldn't be its own. "
+            "Give it as the bundle, or choose another folder."
+        )
+
+
 def _home(bundle: str | Path | None, out: str | Path | None) -> tuple[History, tuple[str, ...] | None]:
+    check_out(bundle, out)
     if bundle is not None:
         opened = read_bundle(bundle)
         return History(opened.path, opened.manifest), tuple(opened.manifest.classes)
-    if out is None:
-        raise InputError("out: without a bundle, name a folder for the calibration.")
-    return History(Path(out)), None
+    return History(Path(str(out))), None
 
 
 def _doubts(rows: SplitRows) -> list[str]:

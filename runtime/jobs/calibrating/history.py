@@ -80,10 +80,19 @@ class History:
 
     def current(self) -> Calibration | None:
         """The calibration in force; None if there is none. Raises BundleError if it can't be trusted."""
+        return self._read(self.path) if self._there() else None
+
+    def _there(self) -> bool:
         where = self.path / CALIBRATION
-        if not where.exists() and not where.is_symlink():
-            return None
-        return self._read(self.path)
+        return where.exists() or where.is_symlink()
+
+    def _unreadable(self) -> Path:
+        """Where a calibration.json that another program wrote, or that was damaged, is kept byte for byte.
+
+        Raises BundleError if not even its bytes can be had: then nothing may replace it.
+        """
+        digest = hashlib.sha256(read_bytes(self.path, CALIBRATION)).hexdigest()[:8]
+        return self.path / HISTORY / f"unreadable-{digest}.json"
 
     def _read(self, folder: Path) -> Calibration:
         if self.manifest is not None:
@@ -99,7 +108,10 @@ class History:
         try:
             current, notes = self.current(), ()
         except BundleError as error:
-            note = f"the calibration in force can't be read, so nothing was compared with it: {error}"
+            note = (
+                f"the calibration in force can't be read, so nothing was compared with it: {error} Before it is "
+                f"replaced, its bytes are kept as {self._unreadable()}."
+            )
             return InForce(None, None, self.next_version(None), (note,))
         used = None if current is None else self.used(current.version)
         return InForce(current, used, self.next_version(current), notes)
@@ -245,7 +257,13 @@ class History:
     def _keep_current(self) -> None:
         """A calibration that another program put there is kept, too, beside ours if its number is taken."""
         name = self.in_force_name()
-        if name is None or (self.path / HISTORY / name).exists():
+        if name is None:
+            if self._there():
+                kept = self._unreadable()
+                kept.parent.mkdir(exist_ok=True)
+                write_atomically(kept, read_bytes(self.path, CALIBRATION))
+            return
+        if (self.path / HISTORY / name).exists():
             return
         data = read_bytes(self.path, CALIBRATION)
         with new_folder(self.path / HISTORY / name, marker=CALIBRATION) as folder:
@@ -259,7 +277,7 @@ def _number(name: str) -> int:
 def _line(text: str) -> PutInForce:
     try:
         found = PutInForce(**json.loads(text))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return PutInForce("", "", "unreadable")
     known = all(isinstance(value, str) for value in vars(found).values()) and _KEPT.fullmatch(found.version)
     return found if known else PutInForce("", "", "unreadable")

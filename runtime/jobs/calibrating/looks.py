@@ -97,5 +97,5 @@ def _look(line: str) -> Look | None:
         found = json.loads(line)
         sketch = np.frombuffer(base64.b64decode(found.pop("sketch"), validate=True), "<u8").astype(np.uint64)
         return Look(**{**found, "rows": int(found["rows"])}, sketch=sketch)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -11,7 +11,7 @@ from offramp.runtime import scores
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.errors import InputError
 from offramp.runtime.predictions import Records
-from offramp.runtime.records import read_arrays, read_index
+from offramp.runtime.records import load_npy, read_arrays, read_index
 
 ASSUMED = "exits counted"
 """Provenance of costs that nobody gave."""
@@ -141,9 +141,6 @@ def _array(given: str | Path | NDArray[Any], name: str) -> NDArray[Any]:
     if isinstance(given, np.ndarray):
         return given
     try:
-        array: NDArray[Any] = np.load(given, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{given}: can't be read as {name} ({error}).") from error
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{given}: expected a .npy file with one array.")
-    return array
+        return load_npy(given)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error

@@ -15,7 +15,7 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from offramp.runtime.errors import InputError
+from offramp.runtime.errors import InputError, how_to_install
 from offramp.runtime.files import sha256_of_file
 
 Array = NDArray[Any]
@@ -242,7 +242,7 @@ class Parquet(_OneFile):
         try:
             from pyarrow import ArrowException, parquet
         except ImportError as error:
-            raise InputError(f'{path}: Parquet needs pyarrow. Run: pip install "offramp[jobs]"') from error
+            raise InputError(f"{path}: Parquet needs pyarrow. {how_to_install('jobs')}") from error
         self._error = ArrowException
         with self._reading():
             self._file = parquet.ParquetFile(path)

@@ -9,7 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from offramp.runtime import plots
-from offramp.runtime.errors import InputError
+from offramp.runtime.errors import InputError, how_to_install
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +61,7 @@ def _svg(one: Figure, place: int) -> tuple[str, str]:
         from cycler import cycler
         from matplotlib.figure import Figure as Sheet
     except ImportError:
-        return "", 'it needs matplotlib, which isn\'t installed: pip install "offramp[jobs]"'
+        return "", f"it needs matplotlib, which isn't installed. {how_to_install('jobs')}"
     # Names are a user's: no "$" in them may be taken for a formula. Ids that don't change from run to run, and are of
     # this drawing alone. Letters stay letters: the page's fonts have more of them than matplotlib's.
     settings: Any = {

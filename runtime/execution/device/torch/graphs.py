@@ -77,9 +77,7 @@ class TorchGraphs(Graphs):
         try:
             import onnx  # noqa: F401
         except ImportError as error:
-            raise RuntimeUnavailable(
-                'the torch executor reads ONNX graphs. Run: pip install "offramp[torch]"'
-            ) from error
+            raise RuntimeUnavailable("the torch executor reads ONNX graphs. Run: pip install onnx") from error
         self.device = device
         self.fingerprint = f"torch {torch.__version__} {device}"
         self._weights = Weights(device)

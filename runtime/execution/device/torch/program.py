@@ -203,7 +203,7 @@ def read_program(path: Path, weights: Weights, device: torch.device) -> Program:
     if lacking:
         raise BundleError(
             f"{path}: the torch executor lacks {', '.join(sorted(lacking))}. "
-            'Run it with ONNX Runtime: pip install "offramp[gpu]".'
+            "Run it with ONNX Runtime: pip install onnxruntime-gpu."
         )
     constants, on_device = _initial(graph, nodes, weights, path)
     names = {n.name for n in graph.input} - set(constants) - set(on_device)

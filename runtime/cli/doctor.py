@@ -1,0 +1,50 @@
+"""offramp doctor"""
+
+import argparse
+import os
+import platform
+import shutil
+import tempfile
+from importlib import metadata
+
+from offramp.runtime.errors import RuntimeUnavailable
+from offramp.runtime.execution.cpu.session import available_threads, cgroup_cpus, onnxruntime
+
+_LIBRARIES = (
+    "offramp", "numpy", "msgspec", "onnxruntime", "onnxruntime-gpu", "torch", "triton", "onnx", "scipy", "pyarrow",
+    "tokenizers", "pillow", "fastapi", "uvicorn",
+)  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "Exit codes: 0 a bundle can be run here; 1 it can't, and the last line says why."
+
+
+def run(args: argparse.Namespace) -> int:
+    say("python", f"{platform.python_version()}, {platform.platform()}")
+    for name in _LIBRARIES:
+        try:
+            say(name, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            say(name, "not installed")
+    quota = cgroup_cpus()
+    say("cores", str(os.cpu_count()))
+    say("affinity", f"{len(os.sched_getaffinity(0))} cores" if hasattr(os, "sched_getaffinity") else "unknown here")
+    say("quota", "none" if quota == float("inf") else f"{quota:g} CPUs")
+    say("threads", f"{available_threads()}, unless --threads says otherwise")
+    try:
+        place = tempfile.gettempdir()
+        free = shutil.disk_usage(place).free / 2**30
+        say("copies", f"{place}, {free:.1f} GiB free: a bundle that runs is copied there")
+    except OSError as error:
+        say("copies", f"no temporary folder ({error.strerror}): a bundle's own files are run")
+    try:
+        say("providers", ", ".join(onnxruntime().get_available_providers()))
+    except RuntimeUnavailable as error:
+        say("providers", f"none: {error}")
+        return 1
+    return 0
+
+
+def say(what: str, found: str) -> None:
+    print(f"{what:16}{found}")

@@ -1,0 +1,66 @@
+"""What a command prints, and what becomes of it where nobody can take it: a full disk, a closed descriptor."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import Any, TextIO, cast
+
+from offramp.runtime.errors import OutputLost
+
+
+class _Guarded:
+    """A stream whose failures are told from those of the files that a command works on."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        """stream: None, Python's way to say that the descriptor is closed, takes nothing."""
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        if self._stream is None:
+            raise OutputLost("stdout is closed")
+        with _told():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        if self._stream is not None:
+            with _told():
+                self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:
+        if isinstance(error, UnicodeError):
+            raise
+        raise OutputLost(getattr(error, "strerror", None) or str(error)) from error
+
+
+@contextmanager
+def output() -> Iterator[None]:
+    """Run a command with a stdout that is written out at its end, however it ends. Raises OutputLost."""
+    guarded = _Guarded(sys.stdout)
+    try:
+        with redirect_stdout(cast(TextIO, guarded)):
+            try:
+                yield
+            finally:
+                guarded.flush()
+    except OutputLost:
+        discard()
+        raise
+
+
+def discard() -> None:
+    """Let nothing more be written to stdout: what is left in its buffer would fail once more at the exit."""
+    with suppress(OSError, ValueError, AttributeError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
