@@ -20,7 +20,7 @@ def describe(found: Evaluation) -> str:
     version = found.about["calibration"]
     calibrated = f"calibration version {version}" if version else "not calibrated: there is only `full`"
     parts = [
-        [f"{one_line(model['name'])} {model['version']}, {calibrated}: {found.how}"],
+        [f"{one_line(model['name'])} {model['version']}, {calibrated}; {found.how}"],
         aligned([_POINTS, *(_point(line) for line in found.points)]),
     ]
     if any(line["then_accuracy"] is not None for line in found.points if "then_accuracy" in line):

@@ -17,7 +17,7 @@ from offramp.runtime.jobs.benching.bench import document
 from offramp.runtime.jobs.benching.describe import bar, describe
 from offramp.runtime.jobs.benching.page import page
 from offramp.runtime.jobs.benching.plain import plain_sessions
-from offramp.runtime.jobs.benching.rows import pick, units
+from offramp.runtime.jobs.benching.rows import Picked, Pool, pick, units
 from offramp.runtime.jobs.plain_json import to_json
 from offramp.runtime.points import full
 from pages import Page
@@ -132,6 +132,20 @@ def test_a_point_may_be_called_like_the_plain_session(tmp_path):
     write_calibration(bundle, manifest, made, created="", producer="a test")
     found = bench(bundle, data(tmp_path), **QUICK)
     assert [line["point"] for line in found.times[:3]] == [None, "full", "plain session"]
+
+
+def test_only_rows_of_one_shape_share_a_batch():
+    manifest = read_bundle(sample.BUNDLE).manifest
+    long, short = np.zeros((20, 8, 8), np.uint8), np.ones((9, 8, 5), np.uint8)
+    picked = Picked((Pool({"x": long}, None, 20), Pool({"x": short}, None, 9)), 29, 29)
+    found, repeated = units(picked, manifest, 8, most=9)
+    assert not repeated
+    assert sorted(unit[0]["x"].shape for unit in found) == [(8, 8, 5), (8, 8, 8), (8, 8, 8)]
+    filled, repeated = units(picked, manifest, 32, most=9)
+    assert repeated
+    assert [unit[0]["x"].shape for unit in filled] == [(32, 8, 8)], "the shape that most rows have"
+    single, _ = units(picked, manifest, 1, most=9)
+    assert {batch["x"].shape[2] for unit in single for batch in unit} == {5, 8}
 
 
 def test_a_bundle_that_was_never_calibrated_is_told_what_to_do(tmp_path):
