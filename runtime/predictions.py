@@ -99,7 +99,20 @@ class Predictions:
 def _restored(
     answers: tuple[Any, ...], confidence: Any, odds: Any, ran: Any, fetched: Any, classes: Any
 ) -> Predictions:
-    return Predictions(*answers, lambda: confidence, lambda: odds, ran, fetched, _classes=classes)
+    label, score, left, abstain, flops, involuntary = answers
+    return Predictions(
+        label,
+        score,
+        left,
+        abstain,
+        flops,
+        involuntary,
+        _confidence=lambda: confidence,
+        _log_odds=lambda: odds,
+        executed=ran,
+        _fetched=fetched,
+        _classes=classes,
+    )
 
 
 @dataclass(frozen=True)

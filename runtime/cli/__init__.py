@@ -68,8 +68,8 @@ EXAMPLES = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand.
 
-    Exit codes: 0 done; 1 a promise is broken, or done but for its output, which couldn't be written; 2 bad input (one
-    line says what); 3 refused; 130 interrupted.
+    Exit codes: 0 done; 1 done but for its output, which couldn't be written; 2 bad input (one line says what); 3
+    refused, or a promise is broken; 130 interrupted.
     """
     argv = list(sys.argv[1:] if arguments is None else arguments)
     asked = argv[0] if argv and argv[0] in COMMANDS else ""

@@ -9,12 +9,12 @@ from offramp.runtime.cli.progress import bar
 from offramp.runtime.jobs.evaluating.describe import describe, verdict
 from offramp.runtime.jobs.evaluating.evaluate import document, evaluate
 
-BROKEN = 1
+BROKEN = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "Exit codes: 0; 1 a promise is broken (all of the 95%% interval is beyond it); 2 bad input. Estimates never "
+        "Exit codes: 0; 3 a promise is broken (all of the 95%% interval is beyond it); 2 bad input. Estimates never "
         "decide it."
     )
     parser.add_argument("bundle", type=Path)

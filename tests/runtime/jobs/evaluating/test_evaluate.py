@@ -1,4 +1,4 @@
-"""Evaluating: figures are those of the rule that serves, a broken promise is exit code 1, and odd data says so."""
+"""Evaluating: figures are those of the rule that serves, a broken promise is exit code 3, and odd data says so."""
 
 import json
 import math
@@ -96,13 +96,13 @@ def test_classes_are_counted_as_a_loop_would(records):
     ("labels", "provenance", "code"),
     [
         (LABELS, RISK, 0),
-        ((LABELS + 1) % 10, RISK, 1),
+        ((LABELS + 1) % 10, RISK, 3),
         ((LABELS + 1) % 10, {}, 0),  # nothing is promised
         ((LABELS + 1) % 10, {"target": {"share": 0.0001}}, 0),  # an estimate never decides
         ((LABELS + 1) % 10, {"abstention": {"risk": 0.05, "delta": 0.1, "feasible": False}}, 0),
     ],
 )
-def test_only_a_broken_promise_is_exit_code_1(tmp_path, capsys, labels, provenance, code):
+def test_only_a_broken_promise_is_exit_code_3(tmp_path, capsys, labels, provenance, code):
     bundle = with_points(tmp_path, promising(**provenance))
     assert main(["evaluate", str(bundle), str(data(tmp_path, labels))]) == code
     out, err = capsys.readouterr()
