@@ -94,6 +94,7 @@ def trace(
     Raises ExportError with the exporter's own first lines when it refuses the model.
     """
     names = list(example)
+    _refuse_training(model)
     with torch.no_grad():
         try:
             output = flatten(model(**example))
@@ -131,6 +132,15 @@ def trace(
     if program is None:
         raise ExportError("torch.export gave no program.")
     return program.model, outputs
+
+
+def _refuse_training(model: torch.nn.Module) -> None:
+    """Raises ExportError if a part of the model is random, or learns from what it sees: before it has seen anything."""
+    for name, part in model.named_modules():
+        random = isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p > 0
+        if part.training and (random or isinstance(part, torch.nn.modules.batchnorm._BatchNorm)):
+            where = f"{name or 'the model'} ({type(part).__name__})"
+            raise ExportError(f"{where} is in training mode. Call model.eval() before exporting it.")
 
 
 def _gist(error: Exception) -> str:

@@ -15,6 +15,7 @@ from offramp.server.errors import add_error_handlers
 from offramp.server.protocols import inference, predict
 from offramp.server.protocols.openapi import add_schemas
 from offramp.server.protocols.raw import RawRows
+from offramp.server.request_id import RequestIds
 from offramp.server.settings import Settings
 
 
@@ -32,8 +33,8 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
     settings = settings or Settings.of()
     given = isinstance(bundle, Cascade)
     cascade = bundle if isinstance(bundle, Cascade) else load(bundle or settings.bundle, settings)
-    counters = metrics.Metrics(cascade.manifest)
     points = operating_points.OperatingPoints(cascade)
+    counters = metrics.Metrics(cascade.manifest, points.points)
     engine = DirectEngine(
         points, counters, lanes=settings.lanes, max_queued_rows=settings.max_queued_rows, timeout=settings.timeout
     )
@@ -58,6 +59,7 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
     app.state.metrics = counters
     app.state.operating_points = points
     add_error_handlers(app)
+    app.add_middleware(RequestIds)
     for router in (
         predict.routes(plane),
         inference.routes(plane),

@@ -56,7 +56,7 @@ class DataPlane:
             # A cancelled handler is a server that is being stopped by force, or a client that left.
             self.metrics.ended("cancelled" if isinstance(error, asyncio.CancelledError) else outcome(error))
             raise
-        self.metrics.answered(answer, time.perf_counter() - started)
+        self.metrics.answered(answer, query.operating_point, time.perf_counter() - started)
         return Response(payload, media_type="application/json")
 
     def check_rows(self, rows: int) -> None:

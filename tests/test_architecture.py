@@ -9,7 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("export", "kernels", "runtime", "server")
 MOST_ROOMS, MOST_FLOORS, MOST_MODULES = 27, 11, 15
-# Jobs by job share one room; what a target, a promise and its report need is one story. A command is a file.
+# Jobs by job share one room; what a target, a promise and its report need is one story.
+# A command is a module, so that its library is imported only when it is asked for.
 CROWDED = {"runtime/jobs/calibrating", "runtime/cli"}
 
 # Which rooms a room may import from, beside those that these may. A folder of runtime/ is a room, so is a file in it.

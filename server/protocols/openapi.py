@@ -25,6 +25,7 @@ class Error(msgspec.Struct):
     """What every error looks like."""
 
     error: str
+    request_id: str
 
 
 def documented(request: type[Any], response: type[Any], example: Any) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """POST /v1/predict: instances in, one object a row out."""
 
-import uuid
 from typing import Any
 
 import msgspec
@@ -10,6 +9,7 @@ from offramp.server.dataplane import DataPlane, Encode, check_timeout
 from offramp.server.protocols.openapi import documented, example_row
 from offramp.server.protocols.tensors import groups_of_instances
 from offramp.server.query import Answer, Group, Query
+from offramp.server.request_id import id_of
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -72,7 +72,7 @@ def routes(plane: DataPlane) -> APIRouter:
     def groups(instances: list[Any]) -> tuple[Group, ...]:
         return raw.of_instances(instances) if raw.meant(instances) else groups_of_instances(instances, manifest)
 
-    def decode(data: bytes) -> tuple[Query, Encode]:
+    def decode(data: bytes, request_id: str) -> tuple[Query, Encode]:
         asked = body.decode(data, PredictRequest, plane.settings.max_decoded_bytes)
         plane.check_rows(len(asked.instances))
         name, max_exit = points.choose(asked.operating_point, asked.max_exit)
@@ -84,9 +84,9 @@ def routes(plane: DataPlane) -> APIRouter:
             probabilities=asked.probabilities,
             timeout=check_timeout(asked.timeout),
         )
-        return query, lambda answer: encode(query, answer)
+        return query, lambda answer: encode(query, answer, request_id)
 
-    def encode(query: Query, answer: Answer) -> bytes:
+    def encode(query: Query, answer: Answer, request_id: str) -> bytes:
         classes, exits = manifest.classes, points.exits
         probabilities: list[Any] = [None] * len(answer)
         if answer.probabilities is not None:
@@ -112,13 +112,13 @@ def routes(plane: DataPlane) -> APIRouter:
                 model=manifest.name,
                 version=manifest.version,
                 operating_point=query.operating_point,
-                request_id=uuid.uuid4().hex,
+                request_id=request_id,
             )
         )
 
     @router.post("/v1/predict", **documented(PredictRequest, PredictResponse, example))
     async def predict(request: Request) -> Response:
         """Classify rows. Each leaves at the first exit that is sure enough at the operating point."""
-        return await plane.answer(request, decode)
+        return await plane.answer(request, lambda data: decode(data, id_of(request)))
 
     return router

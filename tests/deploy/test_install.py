@@ -72,7 +72,8 @@ def test_a_clean_environment_serves_and_stops(installed):
             rows = np.zeros([2, *given["shape"][1:]], int).tolist()
             answer = client.post("/v1/predict", json={"instances": rows}).json()
             assert len(answer["predictions"]) == 2
-            assert f'offramp_rows_total{{model="{model}",version="1"}} 2.0' in client.get("/metrics").text
+            counted = f'offramp_rows_total{{model="{model}",operating_point="full",version="1"}} 2.0'
+            assert counted in client.get("/metrics").text
             for page in ("/", "/docs", "/static/live.js", "/v2/health/ready"):
                 assert client.get(page).status_code == 200
         process.send_signal(signal.SIGTERM)

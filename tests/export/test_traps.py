@@ -183,6 +183,30 @@ def test_a_random_model_is_refused(tmp_path):
         export_bundle(make(Dropping), {"x": torch.randn(4, 8)}, tmp_path / "b")
 
 
+class Learning(torch.nn.Module):
+    """A part that behaves otherwise in training, deep inside."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Linear(8, 8), part)
+        self.heads = torch.nn.ModuleList(torch.nn.Linear(8, 3) for _ in range(2))
+
+    def forward(self, x):
+        x = self.inner(x)
+        return [head(x) for head in self.heads]
+
+
+@pytest.mark.parametrize("part", [torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.1)])
+def test_a_model_in_training_mode_is_told_to_eval_and_left_as_it_was(tmp_path, part):
+    model = Learning(part)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ExportError, match=r"inner\.1 \(\w+\) is in training mode\. Call model\.eval\(\)"):
+        export_bundle(model, {"x": torch.randn(4, 8)}, tmp_path / "b")
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not (tmp_path / "b").exists()
+
+
 def test_padding_is_allowed_only_where_it_provably_does_no_harm(tmp_path):
     masked = manifest(export_bundle(make(Masked), tokens(), tmp_path / "masked", dynamic_axes=SEQUENCE))
     assert {given["name"]: given["pad"] for given in masked["inputs"]} == {"ids": 0.0, "mask": 0.0}

@@ -60,4 +60,4 @@ def test_any_json_is_answered_or_refused(client, path, bodies):
 def test_any_bytes_are_refused(client, body, encoding):
     reply = client.post("/v1/predict", content=body, headers={"Content-Encoding": encoding})
     assert reply.status_code == 400
-    assert list(reply.json()) == ["error"]
+    assert list(reply.json()) == ["error", "request_id"]

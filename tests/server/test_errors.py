@@ -18,7 +18,7 @@ def test_every_error_is_one_shape(client, method, path, status):
     reply = client.request(method, path)
     assert reply.status_code == status
     assert reply.headers["content-type"] == "application/json"
-    assert list(reply.json()) == ["error"]
+    assert list(reply.json()) == ["error", "request_id"]
     assert reply.json()["error"].endswith(".")
 
 

@@ -1,3 +1,6 @@
+import re
+import sys
+
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,7 +18,7 @@ def test_the_counters_add_up_to_what_was_answered(fresh, rows, x):
     for part in (x[:15], x[15:]):
         assert client.post("/v1/predict", json={"instances": part.tolist()}).status_code == 200
     assert server.metric("requests_total", outcome="ok") == 2
-    assert server.metric("rows_total") == 40
+    assert server.metric("rows_total", operating_point="balanced") == 40
     assert [server.metric("exits_total", exit=str(j)) for j in range(3)] == np.bincount(out.exit, minlength=3).tolist()
     assert server.metric("abstentions_total") == out.abstain.sum() > 0
     assert server.metric("flops_total") == out.flops.sum()
@@ -54,7 +57,7 @@ def test_a_refused_request_is_counted_and_no_row_of_it(fresh, outcome, request_)
     client.post("/v1/predict", **request_)
     assert server.metric("requests_total", outcome=outcome) == 1
     assert server.metric("requests_total", outcome="ok") == 0
-    assert server.metric("rows_total") == 0
+    assert server.metric("rows_total", operating_point="full") == 0
     assert server.metric("request_duration_seconds_count") == 0
 
 
@@ -84,8 +87,8 @@ def test_two_servers_in_one_process_count_for_themselves(fresh, rows, serve, x):
     server, client = fresh
     with serve(rows) as other:
         client.post("/v1/predict", json={"instances": x.tolist()})
-        assert server.metric("rows_total") == 40
-        assert other.metric("rows_total") == 0
+        assert server.metric("rows_total", operating_point="balanced") == 40
+        assert other.metric("rows_total", operating_point="full") == 0
 
 
 def test_the_build_says_what_is_served(fresh, rows):
@@ -93,3 +96,28 @@ def test_the_build_says_what_is_served(fresh, rows):
     families = {f.name: f for f in text_string_to_metric_families(client.get("/metrics").text)}
     labels = families["offramp_build_info"].samples[0].labels
     assert (labels["model"], labels["version"], labels["bundle"]) == ("rows", "1", rows.manifest.digest)
+
+
+def test_rows_are_counted_by_operating_point_each_of_them_from_the_start(fresh, x):
+    server, client = fresh
+    client.post("/v1/predict", json={"instances": x[:3].tolist(), "operating_point": "fast"})
+    client.post("/v1/predict", json={"instances": x[:4].tolist(), "operating_point": "fast", "max_exit": 0})
+    counted = {name: server.metric("rows_total", operating_point=name) for name in ("full", "balanced", "fast")}
+    assert counted == {"full": 0, "balanced": 0, "fast": 7}
+
+
+def test_times_of_small_models_fall_into_buckets_of_their_own(fresh, x):
+    _, client = fresh
+    client.post("/v1/predict", json={"instances": x[:1].tolist()})
+    text = client.get("/metrics").text
+    bounds = [float(bound) for bound in re.findall(r'queue_duration_seconds_bucket\{[^}]*le="([\d.e-]+)"', text)]
+    assert bounds == sorted(bounds)
+    assert bounds[0] == 0.00005
+    assert sum(bound < 0.001 for bound in bounds) >= 4
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="read from /proc")
+def test_the_process_is_measured_too(fresh):
+    text = fresh[1].get("/metrics").text
+    for name in ("process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds"):
+        assert re.search(rf"^{name} [1-9]", text, re.MULTILINE), name

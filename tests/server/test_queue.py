@@ -106,7 +106,7 @@ def test_a_deadline_that_passes_while_it_runs_is_503_and_frees_the_lane(slow, se
         reply = client.post("/v1/predict", json={"instances": LONG, "timeout": 0.5})
         assert reply.status_code == 503
         assert client.post("/v1/predict", json={"instances": LONG[:1]}).status_code == 200
-        assert server.metric("rows_total") == 1
+        assert server.metric("rows_total", operating_point="full") == 1
 
 
 def test_clients_that_leave_the_queue_do_not_hurt_those_that_stay(busy):
@@ -122,7 +122,7 @@ def test_clients_that_leave_the_queue_do_not_hurt_those_that_stay(busy):
         assert [reply.status_code for reply in replies] == [200] * 30
         assert (await ask(client, 3)).status_code == 200
         await until(lambda: server.metric("requests_total", outcome="cancelled") == 31)
-        assert server.metric("rows_total") == 33
+        assert server.metric("rows_total", operating_point="full") == 33
 
     busy(scene)
 
@@ -149,7 +149,7 @@ def test_two_hundred_clients_at_once_each_get_their_own_answer(rows, serve):
 
     with serve(rows, lanes=2) as server:
         replies = asyncio.run(scene(server))
-        assert server.metric("rows_total") == 600
+        assert server.metric("rows_total", operating_point="balanced") == 600
     expected = rows.predict({"x": x.reshape(-1, 8)}).label.reshape(200, 3).tolist()
     assert [[p["label"] for p in reply.json()["predictions"]] for reply in replies] == expected
 

@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 from offramp.runtime import cost
 from offramp.runtime.bundle import Block, Bundle, Manifest, Segment
+from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.bundles.timing import Timings
 
 
@@ -72,6 +73,8 @@ def inspect(
 
     timings: of its graphs by themselves. inside: of its blocks in the cascade graph.
     """
+    if not isinstance(bundle, Bundle):
+        raise InputError(f"bundle is {bundle!r}, expected an opened one: read_bundle(path).")
     manifest = bundle.manifest
     return Inspection(
         name=manifest.name,

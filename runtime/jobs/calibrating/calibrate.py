@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -82,6 +82,7 @@ def calibrate(
     that can't be calibrated on, CalibrationRefused (with the result) when the one in force is better.
     """
     arrays.seed(seed)
+    _check_lists(targets, abstain)
     home, classes = _home(bundle, out)
     opened = open_records(records, home.manifest)
     rows = split_labelled(labelled_rows(opened.records), seed)
@@ -152,6 +153,17 @@ def publish(result: Calibrated, home: History) -> Calibrated:
     )
     written = home.publish(document, result.calibration.version, result.files, result.rows.made_from)
     return dataclasses.replace(result, written=written)
+
+
+def _check_lists(targets: Any, abstain: Any) -> None:
+    """Raises InputError for what isn't a list of what it should be; one by itself is the likeliest."""
+    for name, given, kinds, example in (
+        ("targets", targets, get_args(Target), "[Budget(0.5)]"),
+        ("abstain", abstain, (AbstainRisk,), "[AbstainRisk(0.05)]"),
+    ):
+        listed = isinstance(given, Sequence) and not isinstance(given, str)
+        if not listed or not all(isinstance(one, kinds) for one in given):
+            raise InputError(f"{name} is {given!r}, expected a list such as {example}.")
 
 
 def check_out(bundle: str | Path | None, out: str | Path | None) -> None:

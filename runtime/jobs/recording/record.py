@@ -67,6 +67,8 @@ def record(
     that changed is recorded anew from the first changed file on. Raises InputError naming the file and column
     at fault, or if another process is recording into `out`.
     """
+    if isinstance(cascade, str | Path):
+        raise InputError(f"cascade is {cascade!r}, expected a loaded one: Cascade.load({str(cascade)!r}).")
     tell = say or (lambda _: None)
     with unfinished(Path(out), marker=INDEX, replace=overwrite, keep=Path(data)) as work:
         try:

@@ -147,7 +147,7 @@ ROW = [0.0] * 8
 def test_a_wrong_request_is_told_which_field_and_what_was_expected(client, body, named):
     reply = client.post("/v1/predict", json=body)
     assert reply.status_code == 400, reply.text
-    assert list(reply.json()) == ["error"]
+    assert list(reply.json()) == ["error", "request_id"]
     assert named in reply.json()["error"]
 
 

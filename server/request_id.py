@@ -1,0 +1,46 @@
+"""A name for each request: in its answer's header, in every error, and in the log."""
+
+import logging
+import re
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADER = "X-Request-ID"
+_KEY = "offramp.request_id"
+# What a client names itself goes into headers and the log as it is, so it may hold nothing that means something there.
+_SANE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_log = logging.getLogger("uvicorn.error.offramp")
+
+
+class RequestIds:
+    """Gives each request the id that its client chose, or one of its own."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(HEADER, "")
+        name = scope[_KEY] = given if _SANE.fullmatch(given) else uuid.uuid4().hex
+
+        async def tagged(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[HEADER] = name
+                _log.info("request %s: %s %s %d", name, scope["method"], scope["path"], message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, tagged)
+        except Exception as error:
+            _log.error("request %s: %s %s: %s", name, scope["method"], scope["path"], type(error).__name__)
+            raise
+
+
+def id_of(request: Request) -> str:
+    name: str = request.scope.get(_KEY, "")
+    return name
