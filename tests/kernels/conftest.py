@@ -10,7 +10,7 @@ import pytest
 )
 def device(request) -> str:
     """The torch device whose tensors the kernels are given."""
-    pytest.importorskip("torch", reason="kernels take torch tensors: pip install 'offramp[gpu]'")
+    pytest.importorskip("torch", reason="kernels take torch tensors: a CUDA build of torch")
     pytest.importorskip("triton", reason="triton isn't installed: pip install triton (Linux)")
     import torch
 

@@ -176,5 +176,5 @@ def test_a_missing_library_names_the_extra(monkeypatch):
     from offramp.runtime import RuntimeUnavailable
 
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(RuntimeUnavailable, match=r'pip install "offramp\[image\]"'):
+    with pytest.raises(RuntimeUnavailable, match=r'pip install "\.\[image\]"'):
         opened()

@@ -113,7 +113,7 @@ def test_a_missing_library_names_the_extra(tokenizer, monkeypatch):
     from offramp.runtime import RuntimeUnavailable
 
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(RuntimeUnavailable, match=r'pip install "offramp\[text\]"'):
+    with pytest.raises(RuntimeUnavailable, match=r'pip install "\.\[text\]"'):
         opened(tokenizer)
 
 
