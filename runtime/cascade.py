@@ -1,11 +1,11 @@
 """The cascade: blocks in series, a gate after each, and only the rows that stay go on."""
 
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -230,7 +230,7 @@ class Cascade:
         A row's answer doesn't depend on the rows beside it. Raises InputError naming the input at fault,
         CascadeClosed after close() or in a forked process.
         """
-        began = time.monotonic()
+        began = monotonic()
         wanted = (fetch,) if isinstance(fetch, str) else tuple(fetch)
         for kind in wanted:
             if kind not in FETCHABLE:
@@ -246,7 +246,7 @@ class Cascade:
         if latest is None:
             out = self.executor.answer(call, again)
         else:
-            for _ in exit_by_exit(call, self.executor, lambda: time.monotonic() >= latest):
+            for _ in exit_by_exit(call, self.executor, lambda: monotonic() >= latest):
                 pass
             out = call.predictions(_not_kept)
         if max_exit is None:

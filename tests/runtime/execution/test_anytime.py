@@ -92,7 +92,7 @@ def test_a_deadline_that_is_over_leaves_the_first_exit_and_a_far_one_changes_not
 def test_what_is_over_between_two_batches_leaves_the_rest_where_it_is(cascade, x, monkeypatch):
     """The clock is asked before each batch behind the first exit: here it runs out before the second of them."""
     asked = iter([0.0, 0.5, *[2.0] * 20])
-    monkeypatch.setattr(cascade_module.time, "monotonic", lambda: next(asked))
+    monkeypatch.setattr(cascade_module, "monotonic", lambda: next(asked))  # other threads keep theirs
     out = cascade.predict(x, deadline=1.0)
     monkeypatch.undo()
     whole = cascade.predict(x)
