@@ -230,12 +230,11 @@ class Cascade:
         A row's answer doesn't depend on the rows beside it. Raises InputError naming the input at fault,
         CascadeClosed after close() or in a forked process.
         """
-        began = monotonic()
+        latest = None if deadline is None else monotonic() + _seconds(deadline)
         wanted = (fetch,) if isinstance(fetch, str) else tuple(fetch)
         for kind in wanted:
             if kind not in FETCHABLE:
                 raise InputError(f"fetch has {kind!r}, expected any of {FETCHABLE}.")
-        latest = None if deadline is None else began + _seconds(deadline)
         arrays, sizes = check_inputs(inputs, self.manifest, allow_nonfinite=allow_nonfinite)
         route = self.route if max_exit is None else self._route_to(max_exit)
         call = Call(route, arrays, sizes, wanted, limit=self.batch_rows)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from offramp.runtime.calibration import Calibrator, get
 from offramp.runtime.errors import InputError
+from offramp.runtime.scores import LARGEST
 from offramp.runtime.thresholds.rule import effective
 
 FULL = "full"
@@ -85,6 +86,11 @@ class OperatingPoint:
         if thresholds == self.thresholds:
             return self
         return replace(self, thresholds=thresholds, expected={}, provenance={})
+
+    def out_of_reach(self) -> "OperatingPoint":
+        """The same exits and gates, with thresholds that no row reaches: everybody goes the whole way."""
+        bars = (t if t == math.inf else LARGEST for t in self.thresholds[:-1])
+        return replace(self, thresholds=(*bars, -math.inf), expected={}, provenance={})
 
     @property
     def exits(self) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from offramp.runtime.cli.options import DATA, add_json, write_json
+from offramp.runtime.cli.options import DATA, add_json, add_nonfinite, add_points, write_json
 from offramp.runtime.cli.progress import bar
 from offramp.runtime.files import write_atomically
 from offramp.runtime.jobs.benching.bench import PACE, SECONDS, bench, document
@@ -15,13 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "It runs on the CPU. Exit codes: 0, whether it pays or not; 2 bad input."
     parser.add_argument("bundle", type=Path)
     parser.add_argument("data", type=Path, help=DATA)
-    parser.add_argument(
-        "--operating-point",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="one of the bundle's; repeatable (default: all)",
-    )
+    add_points(parser)
     parser.add_argument("--threads", type=int, help="threads of every session (default: what the machine allows)")
     parser.add_argument(
         "--seconds", type=float, default=SECONDS, help=f"about how long it may take (default: {SECONDS:g})"
@@ -35,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_json(parser)
     parser.add_argument("--html", type=Path, help="also write a page with the figures")
-    parser.add_argument("--allow-nonfinite", action="store_true", help="let NaN and infinity in float inputs pass")
+    add_nonfinite(parser)
 
 
 def run(args: argparse.Namespace) -> int:

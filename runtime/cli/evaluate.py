@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from offramp.runtime.cli.options import DATA, add_json, add_runtime, write_json
+from offramp.runtime.cli.options import DATA, add_json, add_nonfinite, add_points, add_runtime, write_json
 from offramp.runtime.cli.progress import bar
 from offramp.runtime.jobs.evaluating.describe import describe, verdict
 from offramp.runtime.jobs.evaluating.evaluate import document, evaluate
@@ -21,15 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "labelled", type=Path, help=f"labelled rows, which are run once, or records, from which nothing is run. {DATA}"
     )
-    parser.add_argument(
-        "--operating-point",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="one of the bundle's; repeatable (default: all)",
-    )
+    add_points(parser)
     add_json(parser)
-    parser.add_argument("--allow-nonfinite", action="store_true", help="let NaN and infinity in float inputs pass")
+    add_nonfinite(parser)
     add_runtime(parser)
 
 

@@ -25,6 +25,21 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="threads a block may use (default: what the machine allows)")
 
 
+def add_nonfinite(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--allow-nonfinite", action="store_true", help="let NaN and infinity in float inputs pass")
+
+
+def add_points(parser: argparse.ArgumentParser) -> None:
+    """Operating points by name, all of the bundle's by default."""
+    parser.add_argument(
+        "--operating-point",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="one of the bundle's; repeatable (default: all)",
+    )
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """`--json`: everything to stdout instead of tables, `--json FILE`: into a file beside them."""
     parser.add_argument(

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.cascade import Cascade
-from offramp.runtime.cli.options import DATA, add_runtime
+from offramp.runtime.cli.options import DATA, add_nonfinite, add_runtime
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.data.sources import open_data
 from offramp.runtime.points import FULL
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", type=Path, help=DATA)
     parser.add_argument("--operating-point", default=FULL, help=f"one of the bundle's (default: {FULL})")
     parser.add_argument("--probabilities", action="store_true", help="print every class's probability, too")
-    parser.add_argument("--allow-nonfinite", action="store_true", help="let NaN and infinity in float inputs pass")
+    add_nonfinite(parser)
     add_runtime(parser)
 
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from offramp.runtime.cascade import Cascade
-from offramp.runtime.cli.options import DATA, add_runtime
+from offramp.runtime.cli.options import DATA, add_nonfinite, add_runtime
 from offramp.runtime.cli.progress import bar
 from offramp.runtime.jobs.data.tables import LABELS
 from offramp.runtime.jobs.recording.record import record
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
     parser.add_argument("--half", action="store_true", help="store logits as float16 where that keeps the ranking")
-    parser.add_argument("--allow-nonfinite", action="store_true", help="let NaN and infinity in float inputs pass")
+    add_nonfinite(parser)
     add_runtime(parser)
 
 

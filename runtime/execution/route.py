@@ -13,7 +13,6 @@ from offramp.runtime import cost
 from offramp.runtime.bundle import CASCADE_INPUTS, Block, CascadeGraph, Manifest, Segment
 from offramp.runtime.execution.stages import plan, row_bytes
 from offramp.runtime.gate import Gate
-from offramp.runtime.scores import LARGEST
 
 
 @dataclass(frozen=True)
@@ -97,10 +96,8 @@ class Route:
         self._costs = lru_cache(maxsize=1024)(self._evaluate)
 
     def out_of_reach(self) -> "Route":
-        """The same stages and exits, with thresholds that no row reaches: everybody goes the whole way."""
-        point = self.gate.point
-        bars = (t if t == math.inf else LARGEST for t in point.thresholds[:-1])
-        whole = replace(point, thresholds=(*bars, -math.inf), abstain_below=-math.inf)
+        """The same stages and exits for a point out of every row's reach, which abstains on none."""
+        whole = replace(self.gate.point.out_of_reach(), abstain_below=-math.inf)
         return Route(self.manifest, Gate(whole, len(self.manifest.exits)))
 
     def _threshold_inputs(self) -> dict[str, NDArray[Any]] | None:

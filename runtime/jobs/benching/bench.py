@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from offramp.runtime.jobs.benching.verdict import Measured, Mode, Verdict, judge
 from offramp.runtime.jobs.calibrating.about import machine, versions_of
 from offramp.runtime.jobs.data.expected import Line
 from offramp.runtime.points import OperatingPoint
-from offramp.runtime.scores import LARGEST
 
 SCHEMA = "offramp-bench/1"
 SECONDS, PACE = 45.0, 20.0
@@ -90,7 +89,7 @@ def bench(
         picked = pick(cascade.bundle, data, allow_nonfinite=allow_nonfinite)
         rivals, rival = plain_sessions(cascade.bundle, threads)
         lines = answers(cascade, chosen, picked, allow_nonfinite=allow_nonfinite, progress=told)
-        whole = {name: _nobody_leaves(point) for name, point in chosen.items()}
+        whole = {name: point.out_of_reach() for name, point in chosen.items()}
         runs: dict[Taker, Run] = {("plain", setting): run for setting, run in rivals.items()}
         runs |= {("point", name): _run(cascade.at(point), allow_nonfinite) for name, point in chosen.items()}
         # Points with the same exits share what they cost if nobody leaves.
@@ -231,12 +230,6 @@ def _ends(name: str, found: Middle) -> Line:
 
 def _run(cascade: Cascade, allow_nonfinite: bool) -> Run:
     return lambda inputs: cascade.predict(inputs, allow_nonfinite=allow_nonfinite)
-
-
-def _nobody_leaves(point: OperatingPoint) -> OperatingPoint:
-    """The same exits and gates, out of everybody's reach."""
-    bars = [t if t == float("inf") else LARGEST for t in point.thresholds[:-1]]
-    return replace(point, thresholds=(*bars, float("-inf")), expected={}, provenance={})
 
 
 def _nobody(point: OperatingPoint) -> Taker:

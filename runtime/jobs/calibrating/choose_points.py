@@ -117,7 +117,8 @@ def _abstaining(
 ) -> list[tuple[str, OperatingPoint, str | None]]:
     if not asked.abstain:
         return [(base.name, base, None)]
-    certify, propose = (_judged(base, choice, selector, part) for part in (rows.certify, rows.propose))
+    rivals = _rivals(base, choice, selector)
+    certify, propose = (_judged(rivals, base, part) for part in (rows.certify, rows.propose))
     made = []
     for k, one in enumerate(asked.abstain):
         found = abstention(certify, one, propose, choice.share, asked.abstain_all_if_infeasible)
@@ -137,17 +138,20 @@ def _fitted_like(rule: tuple[float, ...], choice: Choice) -> tuple[float, ...]:
     return rule if choice.like is None or rule == full(len(rule)).thresholds else choice.like
 
 
-def _judged(point: OperatingPoint, choice: Choice, selector: Selector, rows: LabelledRows) -> Judged:
-    """The rows at the point, and with the rules that it is tested together with, each with its calibrators."""
-    rules = choice.rivals or (point.thresholds,)
-    outcomes = []
-    for rule in rules:
-        fitted, _ = selector.choose(_fitted_like(rule, choice))
-        outcomes.append(outcome_of(rows, replace(point, thresholds=rule, calibrators=fitted)))
+def _rivals(point: OperatingPoint, choice: Choice, selector: Selector) -> list[OperatingPoint]:
+    """The rules that the point is tested together with, itself among them, each with its calibrators."""
+    return [
+        replace(point, thresholds=rule, calibrators=selector.choose(_fitted_like(rule, choice))[0])
+        for rule in choice.rivals or (point.thresholds,)
+    ]
+
+
+def _judged(rivals: Sequence[OperatingPoint], point: OperatingPoint, rows: LabelledRows) -> Judged:
+    outcomes = [outcome_of(rows, one) for one in rivals]
     return Judged(
         np.stack([one.log_odds for one in outcomes]),
         np.stack([one.label != rows.truth for one in outcomes]),
-        rules.index(point.thresholds),
+        [one.thresholds for one in rivals].index(point.thresholds),
     )
 
 

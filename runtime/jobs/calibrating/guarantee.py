@@ -126,9 +126,8 @@ def chosen(plan: Plan, answer: RiskControl, full: Rule, rows: int) -> Choice:
 
 def _counts(certify: LabelledRows, answer: RiskControl) -> dict[str, int]:
     """How many certifying rows leaving early loses, and how many it gains: what the bound rests on."""
-    left = leave_at(certify.score, np.asarray(answer.thresholds))
-    full, early = certify.correct[-1], certify.correct[left, np.arange(len(certify))]
-    return {"lost": int((full & ~early).sum()), "gained": int((early & ~full).sum())}
+    drop = _signed(answer.thresholds, certify)
+    return {"lost": int((drop > 0).sum()), "gained": int((drop < 0).sum())}
 
 
 def planned(
@@ -151,7 +150,7 @@ def planned(
     for tests in ((BINOMIAL,), (BETTING, PLUG_IN)):
         line = _line(rules, target.epsilon, tests[0])
         for some in _sequences(line, abstain is not None):
-            losses = np.array([_signed(rule, propose) for rule in some]).reshape(len(some), len(propose))
+            losses = np.array([_signed(rule.thresholds, propose) for rule in some]).reshape(len(some), len(propose))
             for test in tests:
                 passed = _passes(test, losses, weights, target)
                 plans.append(_plan(test, some, passed))
@@ -223,8 +222,9 @@ def _thinned(line: list[Rule], most: int) -> list[Rule]:
     return [line[k] for k in np.unique(picked)]
 
 
-def _signed(rule: Rule, rows: LabelledRows) -> Array:
-    left = leave_at(rows.score, rule.thresholds)
+def _signed(thresholds: Sequence[float], rows: LabelledRows) -> Array:
+    """(N,) 1 where leaving early loses a right answer, −1 where it gains one."""
+    left = leave_at(rows.score, thresholds)
     drop: Array = rows.correct[-1].astype(np.float64) - rows.correct[left, np.arange(len(rows))]
     return drop
 
