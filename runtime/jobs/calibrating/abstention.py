@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 from offramp.runtime.arrays import Bools, Floats
+from offramp.runtime.jobs.calibrating.closest import smallest
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, percent
 from offramp.runtime.thresholds import SelectiveRisk, sgr_of_any
 
@@ -88,23 +89,7 @@ def _sgr(certify: Judged, propose: Judged | None, risk: float, delta: float) -> 
 def _closest_risk(certify: Judged, propose: Judged | None, target: float, delta: float) -> str:
     """The smallest risk, to three digits, that the same test would have promised."""
 
-    def asked(risk: float) -> SelectiveRisk:
-        return _sgr(certify, propose, float(f"{risk:.3g}"), delta)  # what is tried is what is said
-
-    low, best = target, None
-    for risk in np.geomspace(target, 0.99, 25)[1:]:
-        best = asked(float(risk))
-        if best.feasible:
-            break
-        low = float(risk)
-    if best is None or not best.feasible:
+    best = smallest(target, 25, lambda risk: _sgr(certify, propose, risk, delta).feasible)
+    if best is None:
         return "no risk below 99% could be"
-    while best.target > 1.005 * low and f"{best.target:.2e}" != f"{low:.2e}":
-        middle = asked(math.sqrt(low * best.target))
-        if middle.target in (low, best.target):
-            break
-        if middle.feasible:
-            best = middle
-        else:
-            low = middle.target
-    return f"{percent(best.target)} could be, answering {best.coverage:.1%}"
+    return f"{percent(best)} could be, answering {_sgr(certify, propose, best, delta).coverage:.1%}"

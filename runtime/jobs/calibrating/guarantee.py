@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from offramp.runtime.arrays import Array, Bools, Floats
 from offramp.runtime.jobs.calibrating.choice import Choice
+from offramp.runtime.jobs.calibrating.closest import smallest
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Guarantee, percent
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows
 from offramp.runtime.thresholds import RiskControl, Rule, expected_coverage, leave_at, risk_control
@@ -290,24 +291,13 @@ def _least(
 ) -> str:
     """The smallest drop, to three digits, that the same procedure would have promised."""
 
-    def asked(epsilon: float) -> tuple[float, bool]:
-        one = replace(target, epsilon=float(f"{epsilon:.3g}"))  # what is tried is what is said
-        return one.epsilon, tested(planned(rules, len(certify), one, propose, abstain), certify, one, propose).feasible
+    def passes(epsilon: float) -> bool:
+        one = replace(target, epsilon=epsilon)
+        return tested(planned(rules, len(certify), one, propose, abstain), certify, one, propose).feasible
 
     if not any(rule.cost < 1 for rule in rules) or not len(certify):
         return "no rule leaves early"
-    low, best = target.epsilon, None
-    for epsilon in np.geomspace(target.epsilon, 0.99, 20)[1:]:
-        found, passed = asked(float(epsilon))
-        if passed:
-            best = found
-            break
-        low = found
+    best = smallest(target.epsilon, 20, passes)
     if best is None:
         return "no drop below 99% could be"
-    while best > 1.005 * low:
-        middle, passed = asked(math.sqrt(low * best))
-        if middle in (low, best):
-            break
-        low, best = (low, middle) if passed else (middle, best)
     return f"the smallest these rows could promise is {percent(best)}"
