@@ -11,7 +11,7 @@ rows (arrays val_logits, val_labels, test_logits, test_labels) it is counted wha
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -332,10 +332,14 @@ def _real(logits: np.ndarray, truth: np.ndarray, rows: np.ndarray) -> LabelledRo
     )
 
 
-def abstaining(args: argparse.Namespace) -> list[dict]:
+def every(cell: Callable[[str, int, int], dict], names: Iterable[str], args: argparse.Namespace) -> list[dict]:
     with ProcessPoolExecutor(args.jobs) as pool:
-        todo = [(name, n, args.draws) for name in POPULATIONS for n in args.certifying]
-        cells = list(pool.map(abstention_cell, *zip(*todo, strict=True)))
+        todo = [(name, n, args.draws) for name in names for n in args.certifying]
+        return list(pool.map(cell, *zip(*todo, strict=True)))
+
+
+def abstaining(args: argparse.Namespace) -> list[dict]:
+    cells = every(abstention_cell, POPULATIONS, args)
     figures = ("broken", "feasible", "answered", "feasible_alone", "answered_alone", "oracle")
     head = ("abstention 5%", "certifying", "broken", "feasible", "answered", "alone: feasible", "answered", "oracle")
     lines = [
@@ -346,9 +350,7 @@ def abstaining(args: argparse.Namespace) -> list[dict]:
 
 
 def guaranteeing(args: argparse.Namespace) -> list[dict]:
-    with ProcessPoolExecutor(args.jobs) as pool:
-        todo = [(name, n, args.draws) for name in CASCADES for n in args.certifying]
-        cells = list(pool.map(guarantee_cell, *zip(*todo, strict=True)))
+    cells = every(guarantee_cell, CASCADES, args)
     kinds = (*RIVALS, "offramp")
     head = ("guarantee, mean cost", "certifying", *kinds, "oracle", "saves", *(f"broken: {kind}" for kind in kinds))
     lines = [
@@ -367,9 +369,7 @@ def guaranteeing(args: argparse.Namespace) -> list[dict]:
 
 
 def together(args: argparse.Namespace) -> list[dict]:
-    with ProcessPoolExecutor(args.jobs) as pool:
-        todo = [(name, n, args.draws) for name in TOGETHER for n in args.certifying]
-        cells = list(pool.map(together_cell, *zip(*todo, strict=True)))
+    cells = every(together_cell, TOGETHER, args)
     figures = ("feasible", "answered", "cost", "risk broken", "drop broken", "over budget")
     lines = [
         (cell["population"], str(cell["certifying"]), point, *(f"{at[f]:.3f}" if f in at else "" for f in figures))

@@ -7,7 +7,6 @@ first axis, or that is in Fortran order, is read whole.
 
 import math
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.errors import InputError, how_to_install
 from offramp.runtime.files import sha256_of_file
+from offramp.runtime.records import UNREADABLE
 
 Array = NDArray[Any]
 Block = dict[str, Any]
@@ -49,7 +49,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (OSError, ValueError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+    except (*UNREADABLE, RuntimeError) as error:
         if "pickle" in str(error) or "Python objects" in str(error):
             raise InputError(f"{path}: holds Python objects or no array at all; objects are never loaded.") from error
         raise InputError(f"{path}: can't be read ({error}).") from error
