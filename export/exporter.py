@@ -23,7 +23,7 @@ from offramp.export.verify import Verification, onnx_reference, rows_are_indepen
 from offramp.export.writing.cascade_graph import CascadeGraphWriter
 from offramp.export.writing.emit import BlockWriter, block_interface, dimensions, numpy_name
 from offramp.export.writing.weights import WEIGHTS, WeightFile
-from offramp.runtime.bundle import DTYPES, MANIFEST, SCHEMA, encode_number, is_axis, read_bundle
+from offramp.runtime.bundle import CASCADE_OUTPUTS, DTYPES, MANIFEST, SCHEMA, encode_number, is_axis, read_bundle
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import BundleError, ExportError
 from offramp.runtime.files import check_new_folder, new_folder, seal, sha256_of_file
@@ -211,7 +211,12 @@ def _add_cascade_graph(
     try:
         onnx.save(CascadeGraphWriter(document, protos).proto(), file)
         files = {**document["files"], file.name: {"sha256": sha256_of_file(file), "bytes": file.stat().st_size}}
-        cascade_graph = {"file": file.name, "gates": count, "exits": list(range(count))}
+        cascade_graph = {
+            "file": file.name,
+            "gates": count,
+            "exits": list(range(count)),
+            "outputs": list(CASCADE_OUTPUTS),
+        }
         (folder / MANIFEST).write_bytes(seal({**document, "files": files, "cascade": cascade_graph}))
         verify_cascade_graph(folder, probe, reference)
     except (ExportError, BundleError) as error:

@@ -29,10 +29,9 @@ GATE_INPUTS = ("gate.scale", "gate.bias", "gate.inv_temperature")
 DTYPES = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()  # noqa: SIM905
 )
-# Of the cascade graph: what every row got at every open exit it reached, exit after exit.
-# It takes a float32 threshold an exit but the last, and whether that exit is open at all.
-CASCADE_INPUTS = ("gate.thresholds", "gate.open")
-CASCADE_OUTPUTS = ("cascade.label", "cascade.score", "cascade.logits")
+# Of the cascade graph: a float32 threshold an exit but the last, +inf closes it; and the answers, row by row.
+CASCADE_INPUTS = ("thresholds",)
+CASCADE_OUTPUTS = ("label", "score", "exit", "logits")
 
 Dimension = int | str
 _LARGEST_DOCUMENT = 256 * 2**20
@@ -104,11 +103,18 @@ class CascadeGraph(msgspec.Struct, frozen=True, kw_only=True):
     """One graph with all blocks, gates and compactions in it: rows leave and the rest goes on inside.
 
     It has `gates` exits, the last one always open; exits[j] is the one that the manifest's exit j is.
+    outputs: its outputs, by name and in order. A graph whose aren't CASCADE_OUTPUTS is of an earlier offramp, and
+    isn't run.
     """
 
     file: str
     gates: int
     exits: list[int]
+    outputs: list[str] = []
+
+    @property
+    def runs(self) -> bool:
+        return tuple(self.outputs) == CASCADE_OUTPUTS
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,6 +217,13 @@ def read_bundle(path: str | Path, *, hold: bool = False) -> Bundle:
             raise BundleError(f"{where}: files[{name!r}].sha256 is not 64 hexadecimal digits.")
     _check_structure(manifest, root, where)
     unseal(data, manifest.digest, where=str(where))
+    if manifest.cascade is not None and not manifest.cascade.runs:
+        warnings.warn(
+            f"{where}: {manifest.cascade.file} is of an earlier offramp and isn't run, so rows go from block to block, "
+            "which takes longer. Export the model again.",
+            stacklevel=3,
+        )
+        manifest = msgspec.structs.replace(manifest, cascade=None)
     return Bundle(root, manifest, _held(root, manifest) if hold else _checked(root, manifest))
 
 

@@ -1,18 +1,20 @@
 """What a cascade answers, and what it records."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.errors import InputError
 
+_ARRAYS = ("label", "score", "exit", "abstain", "flops", "involuntary")
+_FIELDS = frozenset((*_ARRAYS, "executed", "_confidence", "_log_odds", "_fetched", "_again", "_classes"))
 
-@dataclass(frozen=True, repr=False)
+
 class Predictions:
-    """N answers, in the order of the rows that were asked about.
+    """N answers, in the order of the rows that were asked about. Read only.
 
     label: int64 (N,), index into the bundle's classes; -1 where the logits were NaN.
     score: float32 (N,) log-odds at the exit the row left from, before calibration.
@@ -28,12 +30,73 @@ class Predictions:
     abstain: NDArray[np.bool_]
     flops: NDArray[np.int64]
     involuntary: NDArray[np.bool_]
-    _confidence: Callable[[], NDArray[np.float64]] = field(repr=False, compare=False)
-    _log_odds: Callable[[], NDArray[np.float64]] = field(repr=False, compare=False)
-    executed: tuple[int, ...] = ()
-    _fetched: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    _again: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
-    _classes: Sequence[str] = field(default=(), repr=False, compare=False)
+    executed: tuple[int, ...]
+    _confidence: Callable[[], NDArray[np.float64]]
+    _log_odds: Callable[[], NDArray[np.float64]]
+    _fetched: dict[str, Any]
+    _again: Callable[[str], Any] | None
+    _classes: Sequence[str]
+
+    def __init__(
+        self,
+        *,
+        label: NDArray[np.int64],
+        score: NDArray[np.float32],
+        exit: NDArray[np.int32],
+        abstain: NDArray[np.bool_],
+        flops: NDArray[np.int64],
+        involuntary: NDArray[np.bool_],
+        confidence: Callable[[], NDArray[np.float64]],
+        log_odds: Callable[[], NDArray[np.float64]],
+        executed: tuple[int, ...] = (),
+        fetched: Mapping[str, Any] | None = None,
+        again: Callable[[str], Any] | None = None,
+        classes: Sequence[str] = (),
+    ) -> None:
+        """confidence, log_odds: make them when they are first looked at. fetched: what came with the answers.
+
+        again: how to get what didn't. classes: the bundle's names.
+        """
+        self.__dict__.update(
+            label=label,
+            score=score,
+            exit=exit,
+            abstain=abstain,
+            flops=flops,
+            involuntary=involuntary,
+            executed=executed,
+            _confidence=confidence,
+            _log_odds=log_odds,
+            _fetched=dict(fetched or {}),
+            _again=again,
+            _classes=classes,
+        )
+
+    @classmethod
+    def later(cls, field: Callable[[str], Any]) -> Self:
+        """Answers whose fields are made out when somebody looks at them. field: gives one by its name here.
+
+        Right after a run of ONNX Runtime nothing of Python is left in the processor's caches, so whatever is made out
+        is waited for several times longer than in a hot loop.
+        """
+        made = cls.__new__(cls)
+        made.__dict__["_field"] = field
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        field = self.__dict__.get("_field")
+        if field is None or name not in _FIELDS:
+            raise AttributeError(f"Predictions has no {name!r}.")
+        return self.__dict__.setdefault(name, field(name))  # another thread may be looking too
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"Predictions.{name} can't be set: answers are read only.")
+
+    def cut_short(self, rows: NDArray[np.bool_]) -> "Predictions":
+        """The same answers, those `rows` involuntary as well."""
+        made = Predictions.__new__(Predictions)
+        made.__dict__.update({name: getattr(self, name) for name in _FIELDS}, involuntary=self.involuntary | rows)
+        return made
 
     def __len__(self) -> int:
         return len(self.label)
@@ -78,7 +141,7 @@ class Predictions:
 
     def __reduce__(self) -> tuple[Callable[..., "Predictions"], tuple[Any, ...]]:
         """Pickled as what is known by now; the way back to the cascade stays behind."""
-        answers = (self.label, self.score, self.exit, self.abstain, self.flops, self.involuntary)
+        answers = tuple(getattr(self, name) for name in _ARRAYS)
         return _restored, (answers, self.confidence, self.log_odds, self.executed, self._fetched, self._classes)
 
     @property
@@ -99,19 +162,13 @@ class Predictions:
 def _restored(
     answers: tuple[Any, ...], confidence: Any, odds: Any, ran: Any, fetched: Any, classes: Any
 ) -> Predictions:
-    label, score, left, abstain, flops, involuntary = answers
     return Predictions(
-        label,
-        score,
-        left,
-        abstain,
-        flops,
-        involuntary,
-        _confidence=lambda: confidence,
-        _log_odds=lambda: odds,
+        **dict(zip(_ARRAYS, answers, strict=True)),
+        confidence=lambda: confidence,
+        log_odds=lambda: odds,
         executed=ran,
-        _fetched=fetched,
-        _classes=classes,
+        fetched=fetched,
+        classes=classes,
     )
 
 

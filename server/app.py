@@ -76,5 +76,9 @@ def load(bundle: str | Path | None, settings: Settings) -> Cascade:
     if bundle is None:
         raise InputError("bundle is not set: name the bundle's folder, for instance with OFFRAMP_BUNDLE.")
     return Cascade.load(
-        bundle, device=settings.device, operating_point=settings.operating_point, threads=settings.threads
+        bundle,
+        device=settings.device,
+        operating_point=settings.operating_point,
+        threads=settings.threads,
+        spin_us=settings.spin_us,
     )

@@ -7,20 +7,23 @@ Python, which at batch 1 was a third of MiniLM's time.
 
     block 0 -> head 0 -> If(anybody left): gather -> block 1 -> head 1 -> If(anybody left): ...
 
-Two inputs beside the model's, with an entry for every exit but the last: the thresholds, and which exits are
-open; the head of one that isn't doesn't run. Outputs: label, score and logits of every row at every open exit
-that it reached, one exit after the other; whoever reads them finds out who left where by asking the same
-question of the scores.
+One input beside the model's, with an entry for every exit but the last: the thresholds; at +inf an exit is closed
+and its head doesn't run. Outputs, one entry a row in the order of the rows: label, score, the exit that the row left
+from, and its logits there. So whoever has ONNX Runtime, in any language, has the whole cascade.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import onnx
 from offramp.runtime.bundle import CASCADE_INPUTS, CASCADE_OUTPUTS
+from offramp.runtime.errors import ExportError
 from onnx import TensorProto, helper
 
-_ROWS = "cascade.first_axis"
+_KINDS = ("label", "score", "exit", "logits")  # as in CASCADE_OUTPUTS
+_FIRST_AXIS = "cascade.first_axis"
+_NEVER = "cascade.never"
 
 
 def _threshold(k: int) -> str:
@@ -47,28 +50,35 @@ class CascadeGraphWriter:
         first = self._protos[0]
         given = {i.name: i for p in self._protos for i in p.graph.input}
         inputs = [given[i["name"]] for i in self._document["inputs"] if i["name"] in given]
+        taken = {i.name for i in inputs} & {*CASCADE_INPUTS, *CASCADE_OUTPUTS}
+        if taken:
+            raise ExportError(f"the model has an input {min(taken)!r}, which is what the cascade graph calls its own.")
         early = len(self._protos) - 1
-        switches = []
-        for name, kind, part in zip(
-            CASCADE_INPUTS, (TensorProto.FLOAT, TensorProto.BOOL), (_threshold, _open), strict=True
-        ):
-            inputs.append(helper.make_tensor_value_info(name, kind, [early]))
-            switches.append(
-                helper.make_node("Split", [name], [part(j) for j in range(early)], axis=0, num_outputs=early)
-            )
+        (bars,) = CASCADE_INPUTS
+        inputs.append(helper.make_tensor_value_info(bars, TensorProto.FLOAT, [early]))
+        switches = [
+            helper.make_node("Less", [bars, _NEVER], ["cascade.open"]),
+            helper.make_node("Split", [bars], [_threshold(j) for j in range(early)], axis=0, num_outputs=early),
+            helper.make_node("Split", ["cascade.open"], [_open(j) for j in range(early)], axis=0, num_outputs=early),
+        ]
         names = {i["name"]: i["name"] for i in self._document["inputs"]}
         nodes, weights = self._from_block(0, names, CASCADE_OUTPUTS)
-        zero = helper.make_tensor(_ROWS, TensorProto.INT64, [1], [0])
+        constants = [
+            helper.make_tensor(_FIRST_AXIS, TensorProto.INT64, [1], [0]),
+            helper.make_tensor(_NEVER, TensorProto.FLOAT, [], [math.inf]),
+        ]
         body = helper.make_graph(
-            [*switches, *nodes], "cascade", inputs, self._answers(CASCADE_OUTPUTS), [*weights, zero]
+            [*switches, *nodes], "cascade", inputs, self._answers(CASCADE_OUTPUTS), [*weights, *constants]
         )
         return helper.make_model(
             body, producer_name="offramp", ir_version=first.ir_version, opset_imports=first.opset_import
         )
 
     def _answers(self, names: tuple[str, ...]) -> list[onnx.ValueInfoProto]:
-        kinds = (TensorProto.INT64, TensorProto.FLOAT, TensorProto.FLOAT)
-        shapes: list[list[Any]] = [[None], [None], [None, self._classes]]
+        kinds = (TensorProto.INT64, TensorProto.FLOAT, TensorProto.INT32, TensorProto.FLOAT)
+        shapes: list[list[Any]] = [["batch"], ["batch"], ["batch"], ["batch", self._classes]]
+        if names != CASCADE_OUTPUTS:  # fewer rows than in the batch
+            shapes = [[None], [None], [None], [None, self._classes]]
         return [helper.make_tensor_value_info(*v) for v in zip(names, kinds, shapes, strict=True)]
 
     def _from_block(
@@ -80,23 +90,26 @@ class CascadeGraphWriter:
         """
         proto, exit_ = self._protos[k].graph, self._document["exits"][k]
         rename = _Renamer(proto, f"block_{k}.", names)
+        prefix = f"exit_{k}."
         nodes = [rename.node(n) for n in proto.node]
-        reached = [rename(exit_[kind]) for kind in ("label", "score", "logits")]
+        label, score, logits = (rename(exit_[kind]) for kind in ("label", "score", "logits"))
+        here = [label, score, f"{prefix}exit", logits]
         if k == len(self._protos) - 1:
-            nodes = _needed(nodes, reached)
-            nodes += [helper.make_node("Identity", [a], [b]) for a, b in zip(reached, answers, strict=True)]
+            nodes = _needed(nodes, [label, score, logits])
+            nodes += _same_for_all(k, label, here[2], prefix)
+            nodes += [helper.make_node("Identity", [a], [b]) for a, b in zip(here, answers, strict=True)]
             return nodes, rename.weights(nodes)
         follow = {name: rename(name) for name in self._following(k)}
         trunk = _needed(nodes, follow.values())
         there = {id(n) for n in trunk}
-        head = [n for n in _needed(nodes, reached) if id(n) not in there]
-        prefix = f"exit_{k}."
+        head = [n for n in _needed(nodes, [label, score, logits]) if id(n) not in there]
         # ONNX has a name once at all depths: what trunk and head both use gets another one in the head.
         again = {name: prefix + name for name in rename.weights_of(trunk) & rename.weights_of(head)}
         head = [_reading(n, again) for n in head]
-        reached = [again.get(name, name) for name in reached]
-        asked, told = self._ask(k, prefix, head, reached, next(iter(follow.items())), rename.weights(head, again))
-        stays, *reached = told
+        here = [again.get(name, name) for name in here]
+        head += _same_for_all(k, here[0], here[2], prefix)
+        asked, told = self._ask(k, prefix, head, here, next(iter(follow.items())), rename.weights(head, again))
+        stays, *here = told
         left = helper.make_node("Size", [stays], [prefix + "left"])
         anybody = helper.make_node("Cast", [prefix + "left"], [prefix + "anybody"], to=TensorProto.BOOL)
         inner = {name: f"{prefix}stays.{name}" for name in follow}
@@ -104,22 +117,45 @@ class CascadeGraphWriter:
             helper.make_node("Gather", [now, stays], [inner[name]], axis=self._axes[name])
             for name, now in follow.items()
         ]
-        later = tuple(f"{prefix}later.{kind}" for kind in ("label", "score", "logits"))
+        later = tuple(f"{prefix}later.{kind}" for kind in _KINDS)
         more, weights = self._from_block(k + 1, inner, later)
-        every = tuple(f"{prefix}every.{kind}" for kind in ("label", "score", "logits"))
-        joined = [
-            helper.make_node("Concat", [a, b], [c], axis=0) for a, b, c in zip(reached, later, every, strict=True)
-        ]
-        only = tuple(f"{prefix}only.{kind}" for kind in ("label", "score", "logits"))
-        done = [helper.make_node("Identity", [a], [b]) for a, b in zip(reached, only, strict=True)]
+        every = tuple(f"{prefix}every.{kind}" for kind in _KINDS)
+        joined = self._join(k, prefix, stays, here, later, every)
+        only = tuple(f"{prefix}only.{kind}" for kind in _KINDS)
+        done = [helper.make_node("Identity", [a], [b]) for a, b in zip(here, only, strict=True)]
         branch = helper.make_node(
             "If",
             [prefix + "anybody"],
             list(answers),
-            then_branch=helper.make_graph([*go_on, *more, *joined], f"{prefix}on", [], self._answers(every), weights),
+            then_branch=helper.make_graph([*go_on, *more, joined], f"{prefix}on", [], self._answers(every), weights),
             else_branch=helper.make_graph(done, f"{prefix}done", [], self._answers(only)),
         )
         return [*trunk, asked, left, anybody, branch], rename.weights(trunk)
+
+    def _join(
+        self,
+        k: int,
+        prefix: str,
+        stays: str,
+        here: list[str],
+        later: tuple[str, ...],
+        every: tuple[str, ...],
+    ) -> onnx.NodeProto:
+        """The answers of the rows that left here, and in their places those of the rows that went on."""
+        at = prefix + "places"
+        mixed = tuple(f"{prefix}mixed.{kind}" for kind in _KINDS)
+        places = [_constant(prefix + "column", TensorProto.INT64, [1], [1])]
+        places += [helper.make_node("Unsqueeze", [stays, prefix + "column"], [at])]
+        scattered = [helper.make_node("ScatterND", [a, at, b], [c]) for a, b, c in zip(here, later, mixed, strict=True)]
+        passed = tuple(f"{prefix}passed.{kind}" for kind in _KINDS)
+        identity = [helper.make_node("Identity", [a], [b]) for a, b in zip(later, passed, strict=True)]
+        return helper.make_node(
+            "If",
+            [_open(k)],
+            list(every),
+            then_branch=helper.make_graph([*places, *scattered], f"{prefix}mix", [], self._answers(mixed)),
+            else_branch=helper.make_graph(identity, f"{prefix}pass", [], self._answers(passed)),
+        )
 
     def _following(self, k: int) -> list[str]:
         """The state behind block k, whatever later blocks take of it."""
@@ -137,7 +173,7 @@ class CascadeGraphWriter:
         state: tuple[str, str],
         weights: list[onnx.TensorProto],
     ) -> tuple[onnx.NodeProto, tuple[str, ...]]:
-        """The head and the decision, if the exit is open; else everybody stays. Row numbers, label, score, logits."""
+        """The head and the decision, if the exit is open; else everybody stays. Row numbers, then an answer's kinds."""
         score = reached[1]
         made = {name for n in head for name in n.output}
         # What the trunk made, as the logits of a head that a later one adds to, can't be given back as it is.
@@ -148,22 +184,23 @@ class CascadeGraphWriter:
             helper.make_node("GreaterOrEqual", [score, _threshold(k)], [prefix + "leaves"]),
             helper.make_node("Not", [prefix + "leaves"], [prefix + "stay"]),
             helper.make_node("NonZero", [prefix + "stay"], [prefix + "rows"]),
-            helper.make_node("Squeeze", [prefix + "rows", _ROWS], [prefix + "stays"]),
+            helper.make_node("Squeeze", [prefix + "rows", _FIRST_AXIS], [prefix + "stays"]),
         ]
         name, now = state
         axis = self._axes[name]
-        passed = [prefix + "shut." + kind for kind in ("stays", "label", "score", "logits")]
+        passed = [prefix + "shut." + kind for kind in ("stays", *_KINDS)]
         shut = [
             helper.make_node("Shape", [now], [prefix + "shut.shape"], start=axis, end=axis + 1),
-            helper.make_node("Squeeze", [prefix + "shut.shape", _ROWS], [prefix + "shut.count"]),
+            helper.make_node("Squeeze", [prefix + "shut.shape", _FIRST_AXIS], [prefix + "shut.count"]),
             _constant(prefix + "shut.zero", TensorProto.INT64, [], [0]),
             _constant(prefix + "shut.one", TensorProto.INT64, [], [1]),
             helper.make_node("Range", [prefix + "shut.zero", prefix + "shut.count", prefix + "shut.one"], [passed[0]]),
             _constant(passed[1], TensorProto.INT64, [0], []),
             _constant(passed[2], TensorProto.FLOAT, [0], []),
-            _constant(passed[3], TensorProto.FLOAT, [0, self._classes], []),
+            _constant(passed[3], TensorProto.INT32, [0], []),
+            _constant(passed[4], TensorProto.FLOAT, [0, self._classes], []),
         ]
-        told = tuple(prefix + kind for kind in ("who", "label", "score", "logits"))
+        told = tuple(prefix + kind for kind in ("who", *(f"here.{kind}" for kind in _KINDS)))
 
         def values(names: Iterable[str]) -> list[onnx.ValueInfoProto]:
             first, *rest = names
@@ -177,6 +214,15 @@ class CascadeGraphWriter:
             else_branch=helper.make_graph(shut, f"{prefix}shut", [], values(passed)),
         )
         return node, told
+
+
+def _same_for_all(k: int, label: str, exit: str, prefix: str) -> list[onnx.NodeProto]:
+    """Exit k, once for each label."""
+    number = helper.make_tensor("number", TensorProto.INT32, [1], [k])
+    return [
+        helper.make_node("Shape", [label], [prefix + "count"]),
+        helper.make_node("ConstantOfShape", [prefix + "count"], [exit], value=number),
+    ]
 
 
 class _Renamer:

@@ -1,7 +1,7 @@
 """What a cascade needs of whatever runs its rows, and which of the two a device gets."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from offramp.runtime.bundle import Block, Bundle, Segment
 from offramp.runtime.errors import InputError, RuntimeUnavailable
 from offramp.runtime.execution.call import Again, Call
 from offramp.runtime.execution.cpu.executor import CpuExecutor
-from offramp.runtime.execution.cpu.session import available_threads, check_threads, resolve_providers
+from offramp.runtime.execution.cpu.session import available_threads, check_spin, check_threads, resolve_providers
 from offramp.runtime.execution.route import Route
 from offramp.runtime.inputs import Arrays
 from offramp.runtime.predictions import Predictions
@@ -53,6 +53,15 @@ class Executor(Protocol):
         Raises InputError for values that a graph can't run on, CascadeClosed.
         """
 
+    def prepare(
+        self, route: Route, limit: int, again: Callable[[Mapping[str, Any], str], Any]
+    ) -> Callable[[Mapping[str, Any]], Predictions | None] | None:
+        """The short way for a route that one graph answers: unchecked inputs to answers that fetch nothing more.
+
+        It gives None for inputs that it doesn't take, which then go the general way. limit: the most rows at once.
+        again: how to get what it doesn't fetch, of which inputs. None where there is no such way.
+        """
+
     def put(self, arrays: Mapping[str, NDArray[Any]]) -> State:
         """Inputs as state in front of the first block."""
 
@@ -90,11 +99,12 @@ class Executor(Protocol):
 
 
 def open_executor(
-    bundle: Bundle, device: str, *, threads: int | None = None, providers: Sequence[Any] | None = None
+    bundle: Bundle, device: str, *, threads: int | None = None, providers: Sequence[Any] | None = None, spin_us: int = 0
 ) -> Executor:
     """The executor for a device: see `Cascade.load`. Raises InputError, RuntimeUnavailable with what is missing."""
     if threads is not None:
         check_threads(threads)
+    check_spin(spin_us)
     if not isinstance(device, str) or not re.fullmatch(r"cpu|(torch:)?cuda(:\d+)?|torch:cpu", device):
         raise InputError(f"device is {device!r}, expected {DEVICES}.")
     has_torch = find_spec("torch") is not None
@@ -104,4 +114,5 @@ def open_executor(
         from offramp.runtime.execution.device.executor import open_device  # imports torch, which most machines lack
 
         return open_device(bundle, device, providers)
-    return CpuExecutor(bundle, threads=threads or available_threads(), providers=resolve_providers(device, providers))
+    given = resolve_providers(device, providers)
+    return CpuExecutor(bundle, threads=threads or available_threads(), providers=given, spin_us=spin_us)

@@ -72,7 +72,8 @@ def threshold_inputs(graph: CascadeGraph, thresholds: Sequence[float]) -> dict[s
     bars = np.full(graph.gates - 1, np.inf, np.float32)
     for gate, threshold in zip(graph.exits[:-1], thresholds, strict=True):
         bars[gate] = rounded_up(threshold)
-    return dict(zip(CASCADE_INPUTS, (bars, bars < np.inf), strict=True))
+    (name,) = CASCADE_INPUTS
+    return {name: bars}
 
 
 class Route:
@@ -82,9 +83,11 @@ class Route:
         self.manifest = manifest
         self.gate = gate
         self.stages = plan(manifest, gate.point.exits)
-        # Stages that end in an open exit.
-        self.asked = [k for k, stage in enumerate(self.stages) if stage.exit is not None]
+        self.stage_of_exit = {stage.exit: k for k, stage in enumerate(self.stages) if stage.exit is not None}
+        self.only_exit = np.array([len(manifest.exits) - 1], np.int32)  # where one graph is all that is run
+        self.only_exit.flags.writeable = False
         self.needs_routing = any("routing" in gate.needs(j) for j in gate.point.exits)
+        self.needs_logits = any(gate.needs(j) & {"logits", "entropy"} for j in gate.point.exits)
         self._layer = {name: k for k, name in enumerate(manifest.routing)}
         self._steps = {
             (logits, routing): [self._step(k, logits, routing) for k in range(len(self.stages))]
@@ -133,7 +136,13 @@ class Route:
             following=following,
         )
 
-    def steps(self, *, logits: bool, routing: bool) -> list[Step]:
+    def exit_of_gate(self, gates: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The manifest's exits that gates of the cascade graph are. A repacked bundle has fewer of them."""
+        graph = self.manifest.cascade
+        assert graph is not None
+        return gates if len(graph.exits) == graph.gates else np.searchsorted(graph.exits, gates).astype(np.int32)
+
+    def steps(self, *, logits: bool = False, routing: bool = False) -> list[Step]:
         """The stages with what is to be fetched of each."""
         return self._steps[logits, routing]
 

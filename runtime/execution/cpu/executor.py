@@ -9,7 +9,8 @@ from offramp.runtime.bundle import CASCADE_OUTPUTS, GATE_INPUTS, Block, Bundle, 
 from offramp.runtime.errors import InputError
 from offramp.runtime.execution.call import Again, Call
 from offramp.runtime.execution.cpu.blocks import Blocks
-from offramp.runtime.execution.cpu.cascade_graph import answer_cascade_graph
+from offramp.runtime.execution.cpu.one_graph import AgainOf, answer_cascade_graph
+from offramp.runtime.execution.cpu.prepared import Prepared
 from offramp.runtime.execution.cpu.session import CPU, Sessions
 from offramp.runtime.execution.cpu.survivors import Scratch, gather_rows
 from offramp.runtime.execution.route import Route
@@ -23,13 +24,15 @@ class CpuExecutor:
 
     batch_rows = 128
 
-    def __init__(self, bundle: Bundle, *, threads: int, providers: list[Any], cascade_graph: bool = True) -> None:
+    def __init__(
+        self, bundle: Bundle, *, threads: int, providers: list[Any], spin_us: int = 0, cascade_graph: bool = True
+    ) -> None:
         """threads: intra-op threads a session. providers: ONNX Runtime's execution providers.
 
-        cascade_graph: False has every call go from block to block, to compare the two.
+        spin_us: see `Cascade.load`. cascade_graph: False has every call go from block to block, to compare the two.
         """
         self.bundle = bundle
-        self._sessions = Sessions(bundle, threads=threads, providers=providers)
+        self._sessions = Sessions(bundle, threads=threads, providers=providers, spin_us=spin_us)
         classes = len(bundle.manifest.classes)
         ones, zeros = np.ones(classes, np.float32), np.zeros(classes, np.float32)
         self._gate_inputs = dict(zip(GATE_INPUTS, (ones, zeros, ones), strict=True))
@@ -66,6 +69,20 @@ class CpuExecutor:
             return Blocks(call, self.run, self._scratch).answer(again)
         finally:
             self._sessions.end()
+
+    def prepare(self, route: Route, limit: int, again: AgainOf) -> Prepared | None:
+        graph, thresholds, step = route.manifest.cascade, route.threshold_inputs, route.steps()[-1]
+        if route.needs_routing:
+            return None
+        if graph is not None and thresholds is not None and self.runs_cascade_graph:
+            file, constants, takes = graph.file, thresholds, [i.name for i in route.manifest.inputs]
+            outputs = list(CASCADE_OUTPUTS if route.needs_logits else CASCADE_OUTPUTS[:-1])
+        elif len(route.stages) == 1:
+            file, constants, takes = step.graph.file, self._gate_inputs, step.graph.inputs
+            outputs = [step.label, step.score, *([] if step.logits is None else [step.logits])]
+        else:
+            return None
+        return Prepared(route, self._sessions.ready, file, outputs, constants, takes=takes, limit=limit, again=again)
 
     def put(self, arrays: Mapping[str, NDArray[Any]]) -> Mapping[str, Any]:
         return arrays

@@ -2,11 +2,15 @@
 
 Measured on 2 cores: with default spinning a chain of six sessions is 1.2-1.7 times slower than one and
 starves everything else; with separate arenas it is up to 1.17 times slower than one, because every
-session walks its own cold memory. So: explicit thread counts, one arena for all, and threads that wait
-for the next operation of a run, not for the next run: spinning for 50 microseconds and no more took a
-chain of six blocks from 1.35 of one session's time to 1.06 at batch 1, and to 0.86 at batch 8. The cascade
-graph has no next session to get in the way of: its threads wait a little longer, so that they
-are awake when the next request is there.
+session walks its own cold memory. So: explicit thread counts, one arena for all, and threads that wait awake for
+the next operation of a run, not for the next run: spinning for 50 microseconds and no more took a chain of six blocks
+from 1.35 of one session's time to 1.06 at batch 1, and to 0.86 at batch 8.
+
+A graph of the whole network has no next session to get in the way of, and there it depends on the traffic (three-exit
+CNN of 82 MFLOP, MiniLM; 2 cores, medians). One row right after another: 20 microseconds take 0.81 and 2.8 ms, more
+gains nothing, none takes 0.87 and 3.6. One row every 20 ms: threads that sleep take 1.7 and 4.9 ms, those that spin 20
+microseconds 1.8 and 5.4, 200 microseconds 2.3 and 7.0, for they are woken late and are in the way until then. So it is
+the caller's to say, and sleeping unless he does.
 """
 
 import ctypes
@@ -28,8 +32,9 @@ _INSTALL = "pip install onnxruntime (or onnxruntime-gpu on a machine with CUDA)"
 CPU = ["CPUExecutionProvider"]
 _PROVIDERS = {"cpu": CPU, "cuda": ["CUDAExecutionProvider", *CPU]}
 
-# In a chain 20 and 100 microseconds measured alike, 300 already gets in the way of the next session.
-_SPIN_IN_A_CHAIN, _SPIN_ALONE = "50", "200"
+# 20 and 100 microseconds measured alike, 300 already gets in the way of the next session.
+_SPIN_IN_A_CHAIN = 50
+_MOST_SPIN = 1_000_000
 
 _arena_lock = threading.Lock()
 _arena_process: int | None = None
@@ -88,6 +93,12 @@ def check_threads(threads: int) -> None:
         raise InputError(f"threads is {threads!r}, expected a whole number from 1 to {most}.")
 
 
+def check_spin(spin_us: Any) -> None:
+    """Raises InputError for microseconds that can't be meant."""
+    if not isinstance(spin_us, int) or isinstance(spin_us, bool) or not 0 <= spin_us <= _MOST_SPIN:
+        raise InputError(f"spin_us is {spin_us!r}, expected whole microseconds from 0 to {_MOST_SPIN}.")
+
+
 def resolve_providers(device: str, providers: Sequence[Any] | None) -> list[Any]:
     """The execution providers for a device, or the caller's own, checked against what is installed."""
     if device not in _PROVIDERS:
@@ -130,11 +141,11 @@ def can_spin_briefly(version: str) -> bool:
 
 
 def open_session(
-    path: Path, *, threads: int, providers: list[Any], alone: bool = False, where: Path | None = None
+    path: Path, *, threads: int, providers: list[Any], spin_us: int = _SPIN_IN_A_CHAIN, where: Path | None = None
 ) -> Any:
     """An onnxruntime.InferenceSession over one graph of a bundle, with settings fit for a chain of them.
 
-    alone: no other session's run follows on this one's. where: what errors call the file.
+    spin_us: microseconds that its threads wait awake for the next operation. where: what errors call the file.
     """
     ort = onnxruntime()
     options = ort.SessionOptions()
@@ -142,9 +153,8 @@ def open_session(
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-    if can_spin_briefly(ort.__version__):
-        spin = _SPIN_ALONE if alone else _SPIN_IN_A_CHAIN
-        options.add_session_config_entry("session.intra_op.spin_duration_us", spin)
+    if spin_us and can_spin_briefly(ort.__version__):
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(spin_us))
     else:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4  # failures are raised; ONNX Runtime's copy on stderr adds nothing
@@ -172,6 +182,7 @@ def keep_in_children(owner: Any) -> None:
 def _never_destroy() -> None:
     owners = list(_owners)
     for owner in owners:
+        owner.forked = True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))  # one reference that nobody gives back, not even the exit
     if owners:
         # ONNX Runtime's own environment waits for threads, too, when the C library ends the process. What is
@@ -197,17 +208,34 @@ def bare_run(session: Any) -> RunSession:
 
 
 class Sessions:
-    """The sessions of one bundle, opened when first needed and shared by every cascade made from it."""
+    """The sessions of one bundle, opened when first needed and shared by every cascade made from it.
 
-    def __init__(self, bundle: Bundle, *, threads: int, providers: list[Any]) -> None:
+    ready: what is open, for calls of one run that can't wait for more; empty once it is closed, or in a fork.
+    """
+
+    def __init__(self, bundle: Bundle, *, threads: int, providers: list[Any], spin_us: int = 0) -> None:
+        """spin_us: microseconds that threads of a graph of the whole network wait awake for the next operation."""
         self._bundle = bundle
+        self._spin_us = spin_us
         self._threads = threads
         self._providers = providers
         self._open: dict[str, RunSession] | None = {}
+        self.ready: dict[str, RunSession] = {}
         self._lock = threading.Lock()
         self._calls, self._closing = 0, False
         self._process = os.getpid()
+        self._forked = False
         keep_in_children(self)
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a forked child's copy, whose threads don't run and whose lock may be taken for ever."""
+        return self._forked
+
+    @forked.setter
+    def forked(self, value: bool) -> None:
+        self._forked = value
+        self.ready.clear()
 
     @property
     def opened(self) -> frozenset[str]:
@@ -225,31 +253,38 @@ class Sessions:
         Raises CascadeClosed after close(), or in a forked child, whose copies of the threads don't run.
         """
         opened = self._open
-        if opened is None or self._process != os.getpid():
+        if opened is None or self._forked:
             raise self._closed()
         session = opened.get(file)
         if session is None:
             with self._lock:
                 session = opened.get(file)
                 if session is None:
-                    cascade_graph = self._bundle.manifest.cascade
-                    alone = cascade_graph is not None and cascade_graph.file == file
+                    alone = self._is_whole(file)
                     session = opened[file] = bare_run(
                         open_session(
                             self._bundle.file(file),
                             threads=self._threads,
                             providers=self._providers,
-                            alone=alone,
+                            spin_us=self._spin_us if alone else _SPIN_IN_A_CHAIN,
                             where=self._bundle.path / file,
                         )
                     )
+                    if not self._closing:
+                        self.ready[file] = session
                     if alone:  # outer graphs let go by themselves of what they have packed
                         release_mapped(self._bundle.folder)
         return session
 
+    def _is_whole(self, file: str) -> bool:
+        """Whether a graph has all the blocks in it, so that none follows on its run."""
+        manifest = self._bundle.manifest
+        whole = {s.file for s in manifest.segments if (s.first, s.last) == (0, len(manifest.blocks) - 1)}
+        return file in whole or (manifest.cascade is not None and manifest.cascade.file == file)
+
     def begin(self) -> None:
         """A call starts: until its `end` sessions stay, and more can be opened, whoever closes. Raises as `get`."""
-        if self._process != os.getpid():  # its copy of the lock may be taken for ever
+        if self._forked:
             raise self._closed()
         with self._lock:
             if self._closing:
@@ -264,15 +299,16 @@ class Sessions:
 
     def close(self) -> None:
         """Take no more calls, and let go of the sessions when the last one has ended."""
-        if self._process != os.getpid():
+        if self._forked:
             return
         with self._lock:
             self._closing = True
+            self.ready.clear()
             if not self._calls:
                 self._open = None
 
     def _closed(self) -> CascadeClosed:
-        if self._process != os.getpid():
+        if self._forked:
             return CascadeClosed(
                 f"this cascade was loaded in process {self._process} and a forked process can't use its threads: "
                 "call Cascade.load in the process that predicts."

@@ -50,6 +50,9 @@ class DeviceExecutor:
     def answer(self, call: Call, again: Again) -> Predictions:
         return Flow(call, self.graphs, self._lanes, self._constant).answer(again)
 
+    def prepare(self, route: Route, limit: int, again: Any) -> None:
+        return None
+
     def _constant(self, values: NDArray[np.float32]) -> torch.Tensor:
         """Numbers that stay the same, copied to the device once."""
         key = values.tobytes()

@@ -13,7 +13,7 @@ from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
 from offramp.runtime.execution.cpu.session import available_threads, check_threads
 from offramp.runtime.jobs.benching.answers import answers
-from offramp.runtime.jobs.benching.plain import Run, plain_sessions
+from offramp.runtime.jobs.benching.plain import AWAKE, Run, plain_sessions
 from offramp.runtime.jobs.benching.rows import Picked, pick, units
 from offramp.runtime.jobs.benching.turns import Middle, middle, take_turns
 from offramp.runtime.jobs.benching.verdict import Measured, Mode, Verdict, judge, ranked
@@ -83,7 +83,10 @@ def bench(
     told = _Told(progress, seconds)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     threads = threads or available_threads()
-    with Cascade.load(bundle, threads=threads) as cascade:
+    with (
+        Cascade.load(bundle, threads=threads, spin_us=AWAKE) as cascade,
+        Cascade.load(bundle, threads=threads) as asleep,
+    ):
         names = dict.fromkeys(points) or cascade.calibration.points
         chosen = {name: cascade.calibration.point(name) for name in names}
         picked = pick(cascade.bundle, data, allow_nonfinite=allow_nonfinite)
@@ -91,14 +94,19 @@ def bench(
         lines = answers(cascade, chosen, picked, allow_nonfinite=allow_nonfinite, progress=told)
         whole = {name: point.out_of_reach() for name, point in chosen.items()}
         runs: dict[Taker, Run] = {("plain", setting): run for setting, run in rivals.items()}
-        runs |= {("point", name): _run(cascade.at(point), allow_nonfinite) for name, point in chosen.items()}
-        # Points with the same exits share what they cost if nobody leaves.
-        runs |= {
-            _nobody(point): _run(cascade.at(point), allow_nonfinite) for point in whole.values() if len(point.exits) > 1
-        }
         modes = [Mode(1), Mode(1, pace), *map(Mode, batches)]
         told.begin()
-        times, measured, notes = _turns(cascade, runs, picked, modes, whole, told)
+
+        def runs_of(mode: Mode) -> dict[Taker, Run]:
+            one = cascade if mode.pace is None else asleep  # as README has each loaded
+            made = {("point", name): _run(one.at(point), allow_nonfinite) for name, point in chosen.items()}
+            # Points with the same exits share what they cost if nobody leaves.
+            made |= {
+                _nobody(point): _run(one.at(point), allow_nonfinite) for point in whole.values() if len(point.exits) > 1
+            }
+            return runs | made
+
+        times, measured, notes = _turns(cascade, runs_of, picked, modes, whole, told)
     # Of a point that leaves nowhere early nothing is to be said, unless there is no other.
     early = [name for name, point in chosen.items() if len(point.exits) > 1] or list(chosen)[:1]
     judged = [judge(name, len(chosen[name].exits) - 1, measured[name], threads) for name in early]
@@ -157,7 +165,7 @@ class _Told:
 
 def _turns(
     cascade: Cascade,
-    runs: Mapping[Taker, Run],
+    runs_of: Callable[[Mode], dict[Taker, Run]],
     picked: Picked,
     modes: Sequence[Mode],
     whole: Mapping[str, OperatingPoint],
@@ -167,10 +175,14 @@ def _turns(
     measured: dict[str, list[Measured]] = {name: [] for name in whole}
     shares = [_SHARES.get((mode.rows, mode.pace is not None), 3) for mode in modes]
     short = []
+    best: set[str] = set()  # settings hardly matter to larger batches, which take the most time
     for k, mode in enumerate(modes):
         work, repeated = units(picked, cascade.manifest, mode.rows, most=64)
         if repeated:
             short.append(str(mode.rows))
+        runs = runs_of(mode)
+        if mode.rows > 1 and best:
+            runs = {who: run for who, run in runs.items() if who[0] != "plain" or who[1] in best}
         taken = take_turns(
             runs,
             work,
@@ -179,8 +191,8 @@ def _turns(
             progress=told,
         )
         rival, made = _lines(mode, taken, whole)
-        if mode.rows > 1:  # settings hardly matter to larger batches, which take the most time
-            runs = {who: run for who, run in runs.items() if who[0] != "plain" or who[1] == made[0]["setting"]}
+        if mode.rows > 1:
+            best = {made[0]["setting"]}
         lines += made
         for name, point in whole.items():
             nobody = taken[_nobody(point) if len(point.exits) > 1 else ("point", name)]

@@ -8,6 +8,9 @@ from offramp.runtime.bundle import GATE_INPUTS, Bundle
 from offramp.runtime.execution.cpu.session import CPU, onnxruntime, open_session
 from offramp.runtime.execution.stages import plan
 
+AWAKE = 20
+"""Microseconds that threads wait awake where one batch follows on the other: more gains nothing."""
+
 Run = Callable[[Mapping[str, Any]], object]
 
 
@@ -50,7 +53,7 @@ def plain_sessions(bundle: Bundle, threads: int) -> tuple[dict[str, Run], str]:
     files = [bundle.file(stage.graph.file) for stage in stages]
     runs = {
         "no spinning": run_of([_session(file, threads) for file in files]),
-        "brief spinning": run_of([open_session(file, threads=threads, providers=CPU, alone=True) for file in files]),
+        "brief spinning": run_of([open_session(file, threads=threads, providers=CPU, spin_us=AWAKE) for file in files]),
     }
     if len(stages) == 1:
         return runs, f"one plain ONNX Runtime session of the whole network ({stages[0].graph.file}, no early heads)"

@@ -1,4 +1,4 @@
-"""The cascade graph that is written gives what every gate would see, row by row, in one run of ONNX Runtime."""
+"""The cascade graph that is written answers row by row, in one run of ONNX Runtime that needs nothing of offramp."""
 
 from collections import Counter
 from functools import cache
@@ -49,19 +49,18 @@ class Written:
             self.records = cascade.record(self.inputs)
         self.exits = len(self.records.logits)
 
-    def run(self, bars, opened, inputs=None):
-        gates = dict(zip(CASCADE_INPUTS, (np.float32(bars), np.array(opened, bool)), strict=True))
-        return self.session.run(list(CASCADE_OUTPUTS), {**gates, **(inputs or self.inputs)})
+    def run(self, bars, inputs=None):
+        (name,) = CASCADE_INPUTS
+        return self.session.run(list(CASCADE_OUTPUTS), {name: np.float32(bars), **(inputs or self.inputs)})
 
-    def expected(self, bars, opened):
-        """Rows of every open exit that they reach, one exit after the other."""
-        rows, seen = np.arange(ROWS), []
-        for j, (bar, open_) in enumerate(zip([*bars, -np.inf], [*opened, True], strict=True)):
-            if open_ and len(rows):
-                seen += [(j, row) for row in rows]
-                rows = rows[self.records.score[j, rows] < bar]
-        at = tuple(np.array(seen).T)
-        return self.records.label[at], self.records.score[at], np.stack(self.records.logits)[at]
+    def expected(self, bars):
+        """Label, score, exit and logits of every row, found out one by one."""
+        exits = [
+            next(j for j, bar in enumerate([*bars, -np.inf]) if self.records.score[j, row] >= bar)
+            for row in range(ROWS)
+        ]
+        at = (np.array(exits), np.arange(ROWS))
+        return self.records.label[at], self.records.score[at], exits, np.stack(self.records.logits)[at]
 
 
 @pytest.fixture(scope="module")
@@ -81,32 +80,61 @@ def written(request, write):
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_it_gives_every_row_at_every_open_exit_that_it_reaches(written, data):
+def test_it_gives_every_row_the_answer_of_the_exit_that_it_leaves_from(written, data):
     early = written.exits - 1
     # Between two scores, beyond all of them or below all: a difference in the last bit moves nobody.
     places = data.draw(st.lists(st.integers(0, ROWS), min_size=early, max_size=early))
     opened = data.draw(st.lists(st.booleans(), min_size=early, max_size=early))
     edges = [np.concatenate([[-1e30], np.sort(s), [1e30]]) for s in written.records.score[:early]]
-    bars = [float((e[k] + e[k + 1]) / 2) for e, k in zip(edges, places, strict=True)]
-    label, score, logits = written.run(bars, opened)
-    expected = written.expected(bars, opened)
+    bars = [
+        float((e[k] + e[k + 1]) / 2) if open_ else np.inf for e, k, open_ in zip(edges, places, opened, strict=True)
+    ]
+    label, score, exits, logits = written.run(bars)
+    expected = written.expected(bars)
+    assert exits.tolist() == expected[2]
     assert label.tolist() == expected[0].tolist()
     np.testing.assert_allclose(score, expected[1], atol=1e-4)
-    np.testing.assert_allclose(logits, expected[2], atol=1e-4)
+    np.testing.assert_allclose(logits, expected[3], atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 5])
+def test_it_takes_any_number_of_rows(write, rows):
+    written = write("plain")
+    inputs = {"x": written.inputs["x"][:rows]}
+    for bars in ([-1e30, -1e30], [np.inf, np.inf], [1e30, np.inf], [np.inf, -1e30]):
+        label, score, exits, logits = written.run(bars, inputs)
+        assert (len(label), len(score), len(exits), logits.shape) == (rows, rows, rows, (rows, 4))
+        assert set(exits.tolist()) <= {next(j for j, bar in enumerate([*bars, -np.inf]) if bar < 0)}
 
 
 def test_when_everybody_left_the_deeper_blocks_are_not_entered(written):
     early = written.exits - 1
-    label, score, logits = written.run([-1e30] * early, [True] * early)
-    assert len(label) == len(score) == len(logits) == ROWS
+    _, _, exits, _ = written.run([-1e30] * early)
+    assert exits.tolist() == [0] * ROWS
 
 
 def test_a_row_that_is_not_a_number_reaches_no_threshold(write):
     written = write("plain")
     x = written.inputs["x"][:2].copy()
     x[1] = np.nan
-    _, score, _ = written.run([-1e30, -1e30], [True, True], {"x": x})
-    assert np.isnan(score).tolist() == [False, True, True, True], "at each exit, the other row only at the first"
+    _, score, exits, _ = written.run([-1e30, -1e30], {"x": x})
+    assert exits.tolist() == [0, 2]
+    assert np.isnan(score).tolist() == [False, True]
+
+
+def test_a_model_that_calls_an_input_as_the_graph_does_its_own_goes_from_block_to_block(tmp_path):
+    said = []
+    example = {"thresholds": torch.randn(3, 8)}
+    bundle = export_bundle(make(Named), example, tmp_path / "b", progress=said.append)
+    assert not (bundle / "cascade.onnx").exists()
+    assert any("'thresholds'" in line for line in said)
+    with Cascade.load(bundle) as cascade:
+        assert len(cascade.predict({"thresholds": np.zeros((2, 8), np.float32)})) == 2
+
+
+class Named(Plain):
+    def forward(self, thresholds):
+        return super().forward(thresholds)
 
 
 def graphs_of(graph):

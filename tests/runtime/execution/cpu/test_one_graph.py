@@ -100,8 +100,8 @@ def test_only_what_survives_is_computed(plain):
         inputs = inputs_of(cascade, 40)
         score = np.sort(cascade.record(inputs).score[0])
         at = cascade.at(OperatingPoint((float(score[:2].mean()), 1e9, -math.inf)))
-        label, _, logits = at.executor.run_cascade_graph(inputs, at.route.threshold_inputs)
-        assert (len(label), logits.shape) == (42, (42, len(cascade.classes)))
+        _, _, exits, _ = at.executor.run_cascade_graph(inputs, at.route.threshold_inputs)
+        assert np.bincount(exits).tolist() == [39, 0, 1]
         whole = cascade.row_flops({})
         blocks = [int(whole[0]), *(int(b - a) for a, b in pairwise(whole))]
         executed = at.predict(inputs).executed
@@ -134,20 +134,19 @@ def test_a_threshold_that_the_graph_cannot_say_goes_from_block_to_block(plain):
 @given(st.floats(allow_nan=False, allow_infinity=True), st.floats(width=32, allow_nan=False))
 @settings(max_examples=300, deadline=None)
 def test_rounding_a_threshold_moves_no_score_across_it(threshold, score):
-    made = threshold_inputs(CascadeGraph(file="x", gates=2, exits=[0, 1]), [threshold])
-    bar = made["gate.thresholds"][0]
+    made = threshold_inputs(CascadeGraph(file="x", gates=2, exits=[0, 1], outputs=[]), [threshold])
+    bar = made["thresholds"][0]
     assert bar.dtype == np.float32
     score = np.float32(score)
-    assert (score >= bar) == (float(score) >= threshold) or not made["gate.open"][0]
-    assert made["gate.open"][0] or threshold > float(np.finfo(np.float32).max)
+    assert (score >= bar) == (float(score) >= threshold) or bar == np.inf
+    assert bar < np.inf or threshold > float(np.finfo(np.float32).max)
 
 
 @pytest.mark.parametrize("threshold", [3.4028235e38, 3.41e38, 1e300, math.inf])
 def test_scores_that_saturate_do_not_reach_what_is_above_them(threshold):
-    made = threshold_inputs(CascadeGraph(file="x", gates=2, exits=[0, 1]), [threshold])
+    made = threshold_inputs(CascadeGraph(file="x", gates=2, exits=[0, 1], outputs=[]), [threshold])
     largest = np.finfo(np.float32).max
-    leaves = bool(made["gate.open"][0]) and bool(largest >= made["gate.thresholds"][0])
-    assert leaves == (float(largest) >= threshold)
+    assert bool(largest >= made["thresholds"][0]) == (float(largest) >= threshold)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +179,20 @@ def test_a_bundle_without_one_still_answers(plain, tmp_path):
     with Cascade.load(folder, threads=1) as old, Cascade.load(plain, threads=1) as new:
         inputs = inputs_of(new, 20)
         check(old.at(point).predict(inputs), new.at(point).predict(inputs))
+
+
+def test_a_graph_of_an_earlier_offramp_is_not_run_and_that_is_said(plain, tmp_path):
+    folder = shutil.copytree(plain, tmp_path / "b")
+    document = json.loads((folder / "manifest.json").read_text())
+    del document["cascade"]["outputs"], document["digest"]
+    (folder / "manifest.json").write_bytes(seal(document))
+    point = OperatingPoint((0.0, 0.5, -math.inf))
+    with pytest.warns(UserWarning, match=r"cascade\.onnx is of an earlier offramp"):
+        old = Cascade.load(folder, threads=1, operating_point=point)
+    with old, Cascade.load(plain, threads=1, operating_point=point) as new:
+        assert old.executor.opened == {"block_0.onnx", "block_1.onnx", "block_2.onnx"}
+        inputs = inputs_of(new, 20)
+        check(old.predict(inputs), new.predict(inputs))
 
 
 def test_weights_stand_where_they_are_used(plain):
