@@ -14,7 +14,7 @@ BENCHMARKS := $(filter-out benchmarks/harness.py benchmarks/gpu.py,$(sort $(wild
 help:  ## list the targets; ARGS="…" is handed on to what they run
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: $(DEMO)/.ready  ## serve the bundled digits, ask over HTTP, print what was saved (no torch)
+demo: $(DEMO)/.ready  ## serve the bundled intents, ask in sentences, print what is saved (no torch)
 	$(DEMO)/bin/offramp demo $(ARGS)
 
 test: $(TEST)/.ready  ## the whole suite, on all cores
@@ -67,7 +67,7 @@ $(TEST)/.ready: pyproject.toml constraints.txt
 
 $(DEMO)/.ready: pyproject.toml constraints.txt $(wildcard runtime/*.py server/*.py server/static/* runtime/*/*)
 	$(PYTHON) -m venv $(DEMO)
-	$(DEMO)/bin/python $(PIP) --upgrade ".[cpu,server]"
+	$(DEMO)/bin/python $(PIP) --upgrade ".[cpu,server,text]"
 	touch $@
 
 $(DOCS)/.ready: pyproject.toml constraints.txt

@@ -1,9 +1,10 @@
-"""offramp demo: a real server over the digits that ship with offramp, asked over HTTP, and what that saved.
+"""offramp demo: a real server over the intents that ship with offramp, asked in sentences, against one plain session.
 
-First it keeps the exits that pay on this machine, as `offramp repack --auto` does.
+Everything is said in milliseconds and rows a second, measured now, on this machine, taking turns.
 """
 
 import argparse
+import http.client
 import json
 import socket
 import statistics
@@ -21,48 +22,83 @@ from typing import Any
 
 from offramp.runtime import Cascade, sample
 from offramp.runtime.errors import OfframpError
-from offramp.runtime.jobs.bundles.repack import choose_exits, describe, repack
-from offramp.runtime.jobs.bundles.timing import time_parts
+from offramp.runtime.execution.cpu.session import available_threads
+from offramp.runtime.jobs.benching.plain import AWAKE, plain_sessions
+from offramp.runtime.points import FULL
 
-POINTS = ("full", "balanced", "fast")
-_REQUEST_ROWS = 16
+POINT = "fast"
+_TOGETHER = 64  # sentences a request
+_SENTENCES, _OTHERS, _ALONE = 2240, 500, 200  # of each kind, so that it takes some ten seconds
 _PATIENCE = 60.0  # seconds for the server to come up
+_WIDTH = 40  # of a bar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--once", action="store_true", help="stop when the table is printed")
+    parser.add_argument("--once", action="store_true", help="stop when the numbers are printed")
     parser.add_argument("--port", type=int, default=0, help="port to serve on (default: a free one)")
 
 
 def run(args: argparse.Namespace) -> int:
-    images, labels = sample.heldout()
-    with tempfile.TemporaryDirectory() as scratch, _server(_worthwhile(images, Path(scratch)), args.port) as address:
-        print(
-            f"serving {sample.BUNDLE.name} at {address}; sending {len(labels)} held-out digits over HTTP …",
-            flush=True,
-        )
-        results = _ask(address, images.tolist(), labels.tolist())
-        print(_report(results))
-        print(f"\nlook at it: {address}/   (API: {address}/docs, metrics: {address}/metrics)", flush=True)
-        if args.once:
-            return 0
-        print("Ctrl-C ends it.", flush=True)
-        try:
-            while True:
-                time.sleep(3600)
-        except KeyboardInterrupt:
-            print()
-            return 0
+    known, others = sample.sentences()
+    known = known[:: len(known) // _SENTENCES][:_SENTENCES]
+    others = others[:: len(others) // _OTHERS][:_OTHERS]
+    with tempfile.TemporaryDirectory() as scratch:
+        bundle = sample.intents(Path(scratch) / "intents")
+        with Cascade.load(bundle, spin_us=AWAKE) as cascade:
+            print(_about(cascade), flush=True)
+            alone = _in_the_program(cascade, [text for text, _ in known[:_ALONE]])
+            promised = _promised(cascade)
+        with _server(bundle, args.port) as address:
+            print(
+                f"serving at {address}; sending {len(known):,} held-out sentences over HTTP, {_TOGETHER} a request and "
+                f"singly, and {len(others)} that ask for none of these intents …\n",
+                flush=True,
+            )
+            results = _ask(address, [text for text, _ in known], others)
+            truth = [intent for _, intent in known]
+            print(_picture(alone, results))
+            print(_kept(results, truth, promised))
+            if args.once:
+                return 0
+            print(f"type a sentence of your own: {address}/try   (live numbers: {address}/, API: {address}/docs)")
+            print("Ctrl-C ends it.", flush=True)
+            try:
+                while True:
+                    time.sleep(3600)
+            except KeyboardInterrupt:
+                print()
+                return 0
 
 
-def _worthwhile(images: Any, scratch: Path) -> Path:
-    """What `offramp repack --auto` makes of the digits: the exits that pay on this machine."""
-    with Cascade.load(sample.BUNDLE) as cascade:
-        timings = time_parts(cascade, {}, seconds=2.0)
-        records = cascade.record({"x": images})
-        choices = choose_exits(cascade.manifest, cascade.calibration.points, records, timings)
-    print(f"which exits pay on this machine?\n{describe(choices)}\n")
-    return repack(sample.BUNDLE, scratch / "digits", choices[0].exits)
+def _about(cascade: Cascade) -> str:
+    exits = len(cascade.exits)
+    return (
+        f"{cascade.manifest.name}: which of {len(cascade.classes)} things an English sentence asks for; a small BERT "
+        f"with {exits} exits.\nplain: the whole network as one ONNX Runtime session. offramp: its operating point "
+        f"{POINT!r}."
+    )
+
+
+def _promised(cascade: Cascade) -> dict[str, float]:
+    """What calibration promised of the point: the largest drop of accuracy, and the risk among answered rows."""
+    provenance = cascade.calibration.point(POINT).provenance
+    return {"drop": float(provenance["target"]["drop"]), "risk": float(provenance["abstention"]["risk"])}
+
+
+def _in_the_program(cascade: Cascade, texts: list[str]) -> dict[str, list[float]]:
+    """Milliseconds a sentence in one's own program, from token ids to a label, by who answers."""
+    point = cascade.at(POINT)
+    runs = {f"plain, {name}": run for name, run in plain_sessions(cascade.bundle, available_threads())[0].items()}
+    runs["offramp"] = lambda inputs: point.predict(inputs).label.item()
+    spent: dict[str, list[float]] = {name: [] for name in runs}
+    for text in texts:
+        inputs = cascade.preprocess([text])
+        for name, one in runs.items():
+            started = time.perf_counter()
+            one(inputs)
+            spent[name].append((time.perf_counter() - started) * 1e3)
+    best = min((name for name in runs if name != "offramp"), key=lambda name: statistics.median(spent[name]))
+    return {"plain": spent[best], "offramp": spent["offramp"]}
 
 
 @contextmanager
@@ -70,7 +106,7 @@ def _server(bundle: Path, port: int) -> Iterator[str]:
     """`offramp serve` in a process of its own, ready to answer."""
     port = _free_port(port)
     command = [sys.executable, "-m", "offramp.runtime.cli", "serve", str(bundle)]
-    command += ["--port", str(port), "--operating-point", "balanced"]
+    command += ["--port", str(port), "--operating-point", POINT]
     address = f"http://127.0.0.1:{port}"
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
@@ -109,73 +145,113 @@ def _free_port(port: int) -> int:
 
 @dataclass
 class _Result:
-    """The answers of one operating point, and how long each kind of request took, in milliseconds."""
+    """The answers of one operating point, and what each kind of request took, in milliseconds."""
 
-    right: list[bool] = field(default_factory=list)
-    exit: list[int] = field(default_factory=list)
-    abstain: list[bool] = field(default_factory=list)
-    flops: list[int] = field(default_factory=list)
-    single: list[float] = field(default_factory=list)
-    batch: list[float] = field(default_factory=list)
+    answers: list[dict[str, Any]] = field(default_factory=list)
+    others: list[dict[str, Any]] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
+    together: list[float] = field(default_factory=list)
+
+    def right(self, truth: list[str]) -> list[bool]:
+        return [answer["class"] == intent for answer, intent in zip(self.answers, truth, strict=True)]
 
 
-def _ask(address: str, images: list[Any], labels: list[int]) -> dict[str, _Result]:
-    """Every row at every operating point, in turn, so that what the machine does meanwhile hits all alike."""
-    results = {name: _Result() for name in POINTS}
-    for start in range(0, len(images), _REQUEST_ROWS):
-        rows = images[start : start + _REQUEST_ROWS]
+class _Client:
+    """One connection that is kept, as a busy client's is."""
+
+    def __init__(self, address: str) -> None:
+        self._connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
+
+    def post(self, rows: list[str], point: str) -> tuple[list[dict[str, Any]], float]:
+        """The answers, and the milliseconds until they were there."""
+        body = json.dumps({"instances": rows, "operating_point": point}).encode()
+        started = time.perf_counter()
+        self._connection.request("POST", "/v1/predict", body, {"Content-Type": "application/json"})
+        response = self._connection.getresponse()
+        data = response.read()
+        took = (time.perf_counter() - started) * 1e3
+        if response.status != 200:
+            raise OfframpError(f"the server answered {response.status}: {data[:300].decode(errors='replace')}")
+        return json.loads(data)["predictions"], took
+
+
+def _ask(address: str, known: list[str], others: list[str]) -> dict[str, _Result]:
+    """Every sentence at both points, in turn, so that what the machine does meanwhile hits both alike.
+
+    At `full` the server runs the very graph of the plain session.
+    """
+    results, client = {FULL: _Result(), POINT: _Result()}, _Client(address)
+    for rows in (known[:_TOGETHER], known[:1]):
+        for name in results:
+            client.post(rows, name)
+    for start in range(0, len(known), _TOGETHER):
         for name, result in results.items():
-            answers, took = _post(address, rows, name)
-            result.batch.append(took)
-            for answer, label in zip(answers, labels[start:], strict=False):
-                result.right.append(answer["label"] == label)
-                result.exit.append(answer["exit"])
-                result.abstain.append(answer["abstain"])
-                result.flops.append(answer["flops"])
-    for row in images[:200]:
+            answers, took = client.post(known[start : start + _TOGETHER], name)
+            result.answers += answers
+            result.together.append(took)
+    for text in known[:_ALONE]:
         for name, result in results.items():
-            result.single.append(_post(address, [row], name)[1])
+            result.alone.append(client.post([text], name)[1])
+    for start in range(0, len(others), _TOGETHER):
+        for name, result in results.items():
+            result.others += client.post(others[start : start + _TOGETHER], name)[0]
     return results
 
 
-def _post(address: str, rows: list[Any], point: str) -> tuple[list[dict[str, Any]], float]:
-    body = json.dumps({"instances": [{"x": row} for row in rows], "operating_point": point}).encode()
-    request = urllib.request.Request(f"{address}/v1/predict", body, {"Content-Type": "application/json"})
-    started = time.perf_counter()
-    with urllib.request.urlopen(request, timeout=60) as response:
-        answer = json.load(response)
-    return answer["predictions"], (time.perf_counter() - started) * 1e3
-
-
-def _report(results: dict[str, _Result]) -> str:
-    lines = ["", "operating point          " + "".join(f"{name:>12}" for name in results)]
-
-    def line(title: str, cells: list[str]) -> None:
-        lines.append(f"{title:<25}" + "".join(f"{cell:>12}" for cell in cells))
-
-    exits = max(max(r.exit) for r in results.values()) + 1
-    for j in range(exits):
-        line(f"leave at exit {j}", [f"{r.exit.count(j) / len(r.exit):.1%}" for r in results.values()])
-    for j in range(exits):
-        line(
-            f"accuracy at exit {j}",
-            [_mean([ok for ok, e in zip(r.right, r.exit, strict=True) if e == j]) for r in results.values()],
-        )
-    line("accuracy in all", [_mean(r.right) for r in results.values()])
-    line("abstained", [f"{sum(r.abstain)} rows" for r in results.values()])
-    line(
-        "error among answered",
-        [_mean([not ok for ok, a in zip(r.right, r.abstain, strict=True) if not a]) for r in results.values()],
-    )
-    whole = sum(results["full"].flops)
-    line("FLOPs saved", [f"{1 - sum(r.flops) / whole:.1%}" for r in results.values()])
-    line("1 row over HTTP, median", [f"{statistics.median(r.single):.2f} ms" for r in results.values()])
-    line(
-        f"{_REQUEST_ROWS} rows over HTTP, median",
-        [f"{statistics.median(r.batch):.2f} ms" for r in results.values()],
-    )
+def _picture(alone: dict[str, list[float]], results: dict[str, _Result]) -> str:
+    """Bars: a pair for each way of asking."""
+    whole, early = results[FULL], results[POINT]
+    lines = [
+        *_bars("one sentence, in your program", statistics.median(alone["plain"]), statistics.median(alone["offramp"])),
+        *_bars("one sentence, over HTTP", statistics.median(whole.alone), statistics.median(early.alone)),
+        *_bars(
+            f"{_TOGETHER} sentences a request, over HTTP",
+            1e3 * len(whole.answers) / sum(whole.together),
+            1e3 * len(early.answers) / sum(early.together),
+            unit="rows/s",
+        ),
+    ]
     return "\n".join(lines)
 
 
-def _mean(values: list[bool]) -> str:
-    return f"{sum(values) / len(values):.2%}" if values else "-"
+def _bars(title: str, plain: float, offramp: float, unit: str = "ms") -> list[str]:
+    more, less = max(plain, offramp), min(plain, offramp)
+    form = "{:8.2f} ms    " if unit == "ms" else "{:8,.0f} rows/s"
+    lines = [f"{title}: {more / less:.1f} times {'faster' if (plain > offramp) == (unit == 'ms') else 'slower'}"]
+    for name, value in (("plain", plain), ("offramp", offramp)):
+        lines.append(f"  {name:<8}{form.format(value)}  {'█' * max(1, round(_WIDTH * value / more))}")
+    return [*lines, ""]
+
+
+def _kept(results: dict[str, _Result], truth: list[str], promised: dict[str, float]) -> str:
+    """What was promised against what came out, and where sentences left."""
+    whole, early = results[FULL], results[POINT]
+    accuracy = {name: _share(result.right(truth)) for name, result in results.items()}
+    answered = [ok for ok, answer in zip(early.right(truth), early.answers, strict=True) if not answer["abstain"]]
+    rows = [
+        ("", "plain", "offramp", "promised"),
+        ("accuracy", f"{accuracy[FULL]:.2%}", f"{accuracy[POINT]:.2%}", ""),
+        (
+            "points lost",
+            "-",
+            f"{100 * (accuracy[FULL] - accuracy[POINT]):.2f}",
+            f"at most {100 * promised['drop']:.2f}",
+        ),
+        ("error among the answered", "-", f"{1 - _share(answered):.2%}", f"at most {promised['risk']:.2%}"),
+        ("abstains", "-", f"{_share([a['abstain'] for a in early.answers]):.1%}", ""),
+        ("abstains on other topics", "-", f"{_share([a['abstain'] for a in early.others]):.1%}", ""),
+        (
+            "FLOPs",
+            "100.0%",
+            f"{sum(a['flops'] for a in early.answers) / sum(a['flops'] for a in whole.answers):.1%}",
+            "",
+        ),
+    ]
+    exits = sorted({(a["exit"], a["exit_name"]) for a in early.answers})
+    lines = [f"{a:<28}{b:>10}{c:>10}  {d}".rstrip() for a, b, c, d in rows]
+    left = ", ".join(f"{_share([a['exit'] == j for a in early.answers]):.1%} at {name}" for j, name in exits)
+    return "\n".join([*lines, f"sentences leave: {left}", ""])
+
+
+def _share(values: list[bool]) -> float:
+    return sum(values) / len(values) if values else 0.0

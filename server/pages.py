@@ -35,6 +35,10 @@ def routes() -> APIRouter:
     async def live() -> Response:
         return page("live.html")
 
+    @router.get("/try")
+    async def try_one() -> Response:
+        return page("try.html")
+
     @router.get("/docs")
     async def docs() -> Response:
         return page("docs.html")

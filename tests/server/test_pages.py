@@ -3,7 +3,7 @@ import re
 import pytest
 
 
-@pytest.mark.parametrize("page", ["/", "/docs"])
+@pytest.mark.parametrize("page", ["/", "/try", "/docs"])
 def test_a_page_and_all_it_loads_come_from_this_server(client, page):
     pending, seen = [page], set()
     while pending:

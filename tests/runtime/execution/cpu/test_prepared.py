@@ -52,7 +52,7 @@ def inputs_of(cascade, rows, seed=0):
     return made
 
 
-class generally:  # noqa: N801 - reads as the word it is
+class generally:
     """The same cascade by the general way, which any wish makes it take."""
 
     def __init__(self, cascade):
