@@ -1,5 +1,6 @@
 """export_bundle: a trained multi-exit model in, a verified bundle out."""
 
+import contextlib
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from offramp.export.fuse import fuse
 from offramp.export.outputs import PER_EXIT, Outputs
 from offramp.export.partition import BlockPlan, Partition, Plan
 from offramp.export.preprocess import take_preprocess, try_preprocess
-from offramp.export.probe import Probe, batch_axis, element_bytes, make_inputs, resize
-from offramp.export.verify import Verification, onnx_reference, rows_are_independent, verify, verify_cascade_graph
+from offramp.export.probe import Probe, batch_axis, element_bytes, resize
+from offramp.export.rows import Company, Reference, keep_company, make_inputs
+from offramp.export.verify import Verification, onnx_reference, verify, verify_cascade_graph
 from offramp.export.writing.cascade_graph import CascadeGraphWriter
 from offramp.export.writing.emit import BlockWriter, block_interface, dimensions, numpy_name
 from offramp.export.writing.weights import WEIGHTS, WeightFile
@@ -72,34 +74,42 @@ def export_bundle(
     say = progress or (lambda _: None)
     folder = Path(path)
     check_new_folder(folder, marker=MANIFEST, replace=overwrite)
-    if isinstance(model, str | Path):
-        source = _from_onnx(Path(model), example_inputs, dynamic_axes, exits, auxiliary)
-    else:
-        say("tracing the model")
-        source = _from_torch(model, example_inputs, dynamic_axes, exits)
     about = {
         "schema": SCHEMA,
-        "name": name or source.title,
         "version": version,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "producer": f"offramp {metadata.version('offramp')}",
         "preprocess": preprocess,
     }
+    with contextlib.ExitStack() as borrowed:
+        if isinstance(model, str | Path):
+            source = _from_onnx(Path(model), example_inputs, dynamic_axes, exits, auxiliary)
+        else:
+            say("tracing the model")
+            source = _from_torch(model, example_inputs, dynamic_axes, exits, borrowed)
+        _write(folder, source, {**about, "name": name or source.title}, classes, overwrite, say)
+    return folder
+
+
+def _write(
+    folder: Path,
+    source: "_Model",
+    about: Mapping[str, Any],
+    classes: Sequence[str] | None,
+    overwrite: bool,
+    say: Progress,
+) -> None:
     fused = fuse(source.model)
     with new_folder(folder, marker=MANIFEST, replace=overwrite) as temporary:
         if fused is not None:
             try:
                 _build(temporary, fused, source, about, classes, say)
-                return folder
+                return
             except ExportError as error:
                 say(f"without fused operations, since with them: {error}")
                 for file in temporary.iterdir():
                     file.unlink()
         _build(temporary, source.model, source, about, classes, say)
-    return folder
-
-
-Reference = Callable[[dict[str, np.ndarray[Any, Any]]], dict[str, list[np.ndarray[Any, Any]]]]
 
 
 @dataclass(frozen=True)
@@ -132,21 +142,30 @@ def _from_onnx(
 
 
 def _from_torch(
-    model: Any, example: Any, axes: Mapping[str, Mapping[int, str]] | None, exits: Sequence[str] | None
+    model: Any,
+    example: Any,
+    axes: Mapping[str, Mapping[int, str]] | None,
+    exits: Sequence[str] | None,
+    borrowed: contextlib.ExitStack,
 ) -> _Model:
+    """borrowed: what gives the module back, as it was, when the export ends."""
     import torch
-    from offramp.export import trace
+    from offramp.export import module, trace
 
+    if not isinstance(model, torch.nn.Module):
+        raise ExportError(
+            f"model is a {type(model).__name__}: expected a torch.nn.Module, or the path of an ONNX file."
+        )
+    module.refuse_training(model)
+    run = borrowed.enter_context(module.Runner(model))
     tensors = trace.name_inputs(model, example)
     named = trace.check_axes(tensors, axes)
     arrays = {k: np.ascontiguousarray(v.detach().cpu().numpy()) for k, v in tensors.items()}
     shapes = {k: [named[k].get(i, int(d)) for i, d in enumerate(v.shape)] for k, v in arrays.items()}
     traced = resize(arrays, shapes, _distinct_sizes(arrays, named))
-    graph, outputs = trace.trace(model, {k: torch.from_numpy(v) for k, v in traced.items()}, named)
+    graph, outputs = trace.trace(run, traced, named)
     names = list(exits) if exits else [f"exit_{j}" for j in range(len(outputs.logits))]
-    return _Model(
-        graph, outputs, named, arrays, lambda x: trace.run_torch(model, x), "torch", names, type(model).__name__
-    )
+    return _Model(graph, outputs, named, arrays, run, "torch", names, type(model).__name__)
 
 
 def _build(
@@ -166,8 +185,8 @@ def _build(
     probe = Probe(graph, store, folder, example)
     count = _classes(graph, probe, classes)
     say("cutting it into blocks")
-    independent, mixed = rows_are_independent(probe, source.reference)
-    partition, plan = _cut(graph, probe, independent)
+    company = keep_company(probe, source.reference)
+    partition, plan = _cut(graph, probe, company)
     labels = list(classes) if classes is not None else [str(k) for k in range(count)]
     document = {**about, "classes": labels, **_write_graphs(graph, probe, partition, plan, store, folder)}
     if about["preprocess"] is not None:
@@ -178,17 +197,17 @@ def _build(
     document["files"] = {
         file.name: {"sha256": sha256_of_file(file), "bytes": file.stat().st_size} for file in sorted(folder.iterdir())
     }
-    document["rows_independent"] = independent
+    document["rows_independent"] = company.independent
     (folder / MANIFEST).write_bytes(seal(document))
     say("verifying the cascade against the model")
-    result = verify(folder, probe, source.reference)
-    result.summary.update(against=source.against, batch_difference=mixed)
+    result = verify(folder, probe, source.reference, company)
+    result.summary.update(against=source.against, batch_difference=company.difference)
     _record(document, result)
     (folder / MANIFEST).write_bytes(seal(document))
     if len(plan.blocks) > 1:
         say("nesting the blocks into one graph")
         protos = _plain_blocks(graph, probe, plan, store, document)
-        _add_cascade_graph(folder, document, protos, probe, source.reference, say)
+        _add_cascade_graph(folder, document, protos, probe, source.reference, company, say)
     if document["preprocess"] is None:
         read_bundle(folder)
         return
@@ -203,6 +222,7 @@ def _add_cascade_graph(
     protos: list[onnx.ModelProto],
     probe: Probe,
     reference: Reference,
+    company: Company,
     say: Progress,
 ) -> None:
     """Add the cascade graph, or nothing if it doesn't give what the blocks give."""
@@ -213,14 +233,14 @@ def _add_cascade_graph(
         files = {**document["files"], file.name: {"sha256": sha256_of_file(file), "bytes": file.stat().st_size}}
         cascade_graph = {"file": file.name, "gates": count, "exits": list(range(count))}
         (folder / MANIFEST).write_bytes(seal({**document, "files": files, "cascade": cascade_graph}))
-        verify_cascade_graph(folder, probe, reference)
+        verify_cascade_graph(folder, probe, reference, company)
     except (ExportError, BundleError) as error:
         say(f"without a cascade graph: {error}")
         file.unlink()
         (folder / MANIFEST).write_bytes(seal(document))
 
 
-def _cut(graph: graphs.ModelGraph, probe: Probe, independent: bool) -> tuple[Partition, Plan]:
+def _cut(graph: graphs.ModelGraph, probe: Probe, company: Company) -> tuple[Partition, Plan]:
     """A plan whose carried tensors belong to their rows.
 
     A tensor may have a batch axis and yet say where a row stands in its batch (an index made by Range over
@@ -232,7 +252,9 @@ def _cut(graph: graphs.ModelGraph, probe: Probe, independent: bool) -> tuple[Par
         partition = Partition(graph, probe.shapes, probe.example_sizes, banned)
         plan = partition.plan()
         carried = {name for block in plan.blocks for name in block.carried}
-        wrong = probe.positional(sorted(carried)) if independent and carried else set()
+        if not company.independent or not carried:
+            return partition, plan
+        wrong = probe.positional(sorted(carried), company.different({**probe.example_sizes, "batch": 6}))
         if not wrong:
             return partition, plan
         banned |= wrong
