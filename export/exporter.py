@@ -2,6 +2,8 @@
 
 import contextlib
 import datetime
+import importlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -16,9 +18,9 @@ from offramp.export import graph as graphs
 from offramp.export.dims import Cost
 from offramp.export.flops import flops
 from offramp.export.fuse import fuse
-from offramp.export.outputs import PER_EXIT, Outputs
+from offramp.export.outputs import PER_EXIT, Outputs, oddities
 from offramp.export.partition import BlockPlan, Partition, Plan
-from offramp.export.preprocess import take_preprocess, try_preprocess
+from offramp.export.preprocess import check_kind, take_preprocess, try_preprocess
 from offramp.export.probe import Probe, batch_axis, element_bytes, resize
 from offramp.export.rows import Company, Reference, keep_company, make_inputs
 from offramp.export.verify import Verification, onnx_reference, verify, verify_cascade_graph
@@ -27,7 +29,8 @@ from offramp.export.writing.emit import BlockWriter, block_interface, dimensions
 from offramp.export.writing.weights import WEIGHTS, WeightFile
 from offramp.runtime.bundle import DTYPES, MANIFEST, SCHEMA, encode_number, is_axis, read_bundle
 from offramp.runtime.cascade import Cascade
-from offramp.runtime.errors import BundleError, ExportError
+from offramp.runtime.errors import BundleError, ExportError, how_to_install
+from offramp.runtime.execution.cpu.session import onnxruntime
 from offramp.runtime.files import check_new_folder, new_folder, seal, sha256_of_file
 from offramp.runtime.preprocess import Preprocess
 
@@ -74,6 +77,11 @@ def export_bundle(
     say = progress or (lambda _: None)
     folder = Path(path)
     check_new_folder(folder, marker=MANIFEST, replace=overwrite)
+    check_libraries(model)
+    if classes is not None and (isinstance(classes, str) or not all(isinstance(name, str) for name in classes)):
+        raise ExportError(f"classes is {classes!r}, expected a list of one string a logit.")
+    if preprocess is not None:
+        check_kind(preprocess)
     about = {
         "schema": SCHEMA,
         "version": version,
@@ -86,9 +94,23 @@ def export_bundle(
             source = _from_onnx(Path(model), example_inputs, dynamic_axes, exits, auxiliary)
         else:
             say("tracing the model")
-            source = _from_torch(model, example_inputs, dynamic_axes, exits, borrowed)
-        _write(folder, source, {**about, "name": name or source.title}, classes, overwrite, say)
+            source = _from_torch(model, example_inputs, dynamic_axes, exits, preprocess, borrowed)
+        odd = _write(folder, source, {**about, "name": name or source.title}, classes, overwrite, say)
+    for one in odd:
+        warnings.warn(one, stacklevel=2)
     return folder
+
+
+def check_libraries(model: Any) -> None:
+    """Refuse at once what tracing or writing would miss minutes later. Raises ExportError, RuntimeUnavailable."""
+    onnxruntime()
+    for library in () if isinstance(model, str | Path) else ("torch", "onnxscript"):
+        try:
+            importlib.import_module(library)
+        except ImportError as error:
+            raise ExportError(
+                f"exporting a torch model needs {library}, which isn't installed. {how_to_install('export')}"
+            ) from error
 
 
 def _write(
@@ -98,18 +120,18 @@ def _write(
     classes: Sequence[str] | None,
     overwrite: bool,
     say: Progress,
-) -> None:
+) -> list[str]:
+    """Write the bundle; returns what is odd about the model."""
     fused = fuse(source.model)
     with new_folder(folder, marker=MANIFEST, replace=overwrite) as temporary:
         if fused is not None:
             try:
-                _build(temporary, fused, source, about, classes, say)
-                return
+                return _build(temporary, fused, source, about, classes, say)
             except ExportError as error:
                 say(f"without fused operations, since with them: {error}")
                 for file in temporary.iterdir():
                     file.unlink()
-        _build(temporary, source.model, source, about, classes, say)
+        return _build(temporary, source.model, source, about, classes, say)
 
 
 @dataclass(frozen=True)
@@ -146,6 +168,7 @@ def _from_torch(
     example: Any,
     axes: Mapping[str, Mapping[int, str]] | None,
     exits: Sequence[str] | None,
+    preprocess: Preprocess | Mapping[str, Any] | None,
     borrowed: contextlib.ExitStack,
 ) -> _Model:
     """borrowed: what gives the module back, as it was, when the export ends."""
@@ -162,6 +185,8 @@ def _from_torch(
     named = trace.check_axes(tensors, axes)
     arrays = {k: np.ascontiguousarray(v.detach().cpu().numpy()) for k, v in tensors.items()}
     shapes = {k: [named[k].get(i, int(d)) for i, d in enumerate(v.shape)] for k, v in arrays.items()}
+    if preprocess is not None:  # what is wrong with it is said before minutes of tracing
+        take_preprocess(preprocess, {k: (v.dtype.name, shapes[k]) for k, v in arrays.items()})
     traced = resize(arrays, shapes, _distinct_sizes(arrays, named))
     graph, outputs = trace.trace(run, traced, named)
     names = list(exits) if exits else [f"exit_{j}" for j in range(len(outputs.logits))]
@@ -175,10 +200,14 @@ def _build(
     about: Mapping[str, Any],
     classes: Sequence[str] | None,
     say: Progress,
-) -> None:
-    """Cut the model and write it into `folder` as a verified bundle."""
+) -> list[str]:
+    """Cut the model and write it into `folder` as a verified bundle; returns what is odd about it."""
     graph = graphs.prepare(model, source.outputs, source.axes)
     _check_names(graph, source.names)
+    taken = None
+    if about["preprocess"] is not None:
+        takes = {name: (numpy_name(dtype), shape) for name, (dtype, shape) in graph.inputs.items()}
+        taken = take_preprocess(about["preprocess"], takes)
     store = WeightFile(folder, graph.weights)
     say("looking at shapes")
     example = source.example if source.against == "torch" else _onnx_example(graph, source.example)
@@ -189,9 +218,9 @@ def _build(
     partition, plan = _cut(graph, probe, company)
     labels = list(classes) if classes is not None else [str(k) for k in range(count)]
     document = {**about, "classes": labels, **_write_graphs(graph, probe, partition, plan, store, folder)}
-    if about["preprocess"] is not None:
-        inputs = {given["name"]: (given["dtype"], given["shape"]) for given in document["inputs"]}
-        document["preprocess"] = msgspec.to_builtins(take_preprocess(about["preprocess"], inputs, folder))
+    if taken is not None:
+        taken.copy(folder)
+        document["preprocess"] = msgspec.to_builtins(taken.spec)
     for exit_, name in zip(document["exits"], source.names, strict=True):
         exit_["name"] = name
     document["files"] = {
@@ -210,10 +239,11 @@ def _build(
         _add_cascade_graph(folder, document, protos, probe, source.reference, company, say)
     if document["preprocess"] is None:
         read_bundle(folder)
-        return
-    say("trying raw rows")
-    with Cascade.load(folder) as cascade:
-        try_preprocess(cascade.bundle, cascade)
+    else:
+        say("trying raw rows")
+        with Cascade.load(folder) as cascade:
+            try_preprocess(cascade.bundle, cascade)
+    return oddities(source.reference(company.different({**probe.example_sizes, "batch": 16}))["logits"])
 
 
 def _add_cascade_graph(
