@@ -36,7 +36,15 @@ def name_inputs(model: torch.nn.Module, example: Any) -> dict[str, torch.Tensor]
     for name, value in example.items():
         if not isinstance(value, torch.Tensor | np.ndarray):
             raise ExportError(f"example_inputs[{name!r}] is a {type(value).__name__}, expected a tensor.")
-        named[name] = torch.as_tensor(value)
+        try:
+            tensor = torch.as_tensor(value).detach().cpu()
+            tensor.numpy()
+        except (TypeError, RuntimeError, NotImplementedError) as error:  # bfloat16, meta, sparse, texts
+            raise ExportError(
+                f"example_inputs[{name!r}] can't be a request's array ({str(error).splitlines()[0]}): expected values "
+                "of a type that numpy has; cast them in forward where the model needs another."
+            ) from error
+        named[name] = tensor
     if not named:
         raise ExportError("example_inputs is empty: expected at least one tensor.")
     return named

@@ -140,6 +140,23 @@ def test_class_names_that_are_no_texts_are_named(tmp_path, nothing_is_traced, cl
         export_tokens(tmp_path / "b", classes=classes)
 
 
+@pytest.mark.parametrize(
+    "example",
+    [
+        torch.zeros(2, 8, dtype=torch.bfloat16),
+        torch.zeros(2, 8, device="meta"),
+        torch.eye(8).to_sparse(),
+        np.array([["a"] * 8]),
+        np.array([[None] * 8]),
+    ],
+    ids=["bfloat16", "meta", "sparse", "texts", "objects"],
+)
+def test_an_example_that_is_no_plain_array_is_named(tmp_path, nothing_is_traced, example):
+    with pytest.raises(ExportError, match=r"example_inputs\['x'\] can't be a request's array") as raised:
+        export_bundle(make(Plain), {"x": example}, tmp_path / "b")
+    assert "\n" not in str(raised.value)
+
+
 class Normalised(Plain):
     """Softmax at some exits, as a model made for plain inference has it."""
 
