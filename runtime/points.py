@@ -38,9 +38,10 @@ class OperatingPoint:
 
     def __post_init__(self) -> None:
         try:
-            if isinstance(self.thresholds, bytes):  # its items would be numbers
+            given: Any = self.thresholds
+            if isinstance(given, bytes):  # whose items are numbers
                 raise TypeError
-            thresholds = tuple(effective(_number(t)) for t in self.thresholds)
+            thresholds = tuple(effective(_number(t)) for t in given)
         except (TypeError, ValueError) as error:
             raise InputError(
                 f"operating point {self.name!r}: thresholds is {self.thresholds!r}, expected numbers, one an exit."
