@@ -86,11 +86,13 @@ def run(args: argparse.Namespace) -> int:
     preprocess = _preprocess(args.preprocess) if args.preprocess else None
     if preprocess is not None:
         check_kind(preprocess)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always", UserWarning)
+    model = args.model if is_onnx else _call(args.model)
+    example = _call(args.example) if args.example else None
+    with warnings.catch_warnings():
+        warnings.showwarning = _show
         path = export_bundle(
-            args.model if is_onnx else _call(args.model),
-            _call(args.example) if args.example else None,
+            model,
+            example,
             args.out,
             dynamic_axes=_axes(_value(args.dynamic)) if args.dynamic else None,
             classes=_value(args.classes) if args.classes else None,
@@ -102,8 +104,6 @@ def run(args: argparse.Namespace) -> int:
             overwrite=args.overwrite,
             progress=lambda step: print(f"{step} …", file=sys.stderr),
         )
-    for warning in warned:
-        print(f"offramp: warning: {warning.message}", file=sys.stderr)
     manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
     print(
         f"{path}: {len(manifest['blocks'])} blocks, {len(manifest['classes'])} classes, "
@@ -111,6 +111,11 @@ def run(args: argparse.Namespace) -> int:
         f"{manifest['verified']['max_difference']:.2g}"
     )
     return 0
+
+
+def _show(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A warning as one line, as errors are."""
+    print(f"offramp: warning: {message}", file=sys.stderr)
 
 
 def _axes(value: Any) -> dict[str, dict[int, str]]:

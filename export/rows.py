@@ -4,8 +4,9 @@ An example may be a single row, and its copies show nothing: where rows are aver
 gets the answer that it gets alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ _SAME_TABLE = {"Cast", "DequantizeLinear", "Identity"}
 
 @dataclass(frozen=True)
 class Company:
-    """What was found. different: makes valid rows at given axis sizes, no two alike unless the model takes no others."""
+    """What was found. different: valid rows at given axis sizes, no two alike if the model takes others at all."""
 
     independent: bool
     difference: float
@@ -46,18 +47,22 @@ def keep_company(probe: Probe, reference: Reference) -> Company:
     Rows are asked alone, then in batches of several sizes and orders, beside ones that are like them and ones that
     are far larger. Raises ExportError if the model answers the same input differently each time.
     """
-    _refuse_random(reference, probe.inputs({**probe.example_sizes, "batch": _MINE}))
+    sizes, axes = probe.example_sizes, batch_axes(probe.graph)
+    _refuse_random(reference, probe.inputs({**sizes, "batch": _MINE}))
     tolerance = max([_MIXING_TOLERANCE, *(_HALF_TOLERANCE.get(d, 0.0) for d in probe.graph.dtypes.values())])
-    maker = _Maker(probe)
-    try:
-        worst = _worst(probe, reference, maker.bold(probe.example_sizes, _MINE), maker.loud(_OTHERS))
-    except (ExportError, _NoAnswer):  # values that this model doesn't take: the example's own, then
-        gentle = maker.gentle(probe.example_sizes, _MINE)
-        worst = _worst(
-            probe, reference, gentle, take(gentle, [0, 5, 1, 4, 2, 3], batch_axes(probe.graph)), strict=False
-        )
-        return Company(worst <= tolerance, worst, probe.inputs)
-    return Company(worst <= tolerance, worst, lambda sizes: maker.bold(sizes, sizes["batch"]))
+    for guess in (True, False):
+        make = partial(_made, probe, vocabularies(probe.graph), guess)
+        mine = make({**sizes, "batch": _MINE})
+        others = make({**sizes, "batch": _OTHERS}, times=_LOUD, seed=_SEED + 1)
+        try:
+            worst = _worst(reference, mine, others, axes)
+        except (ExportError, _NoAnswer):  # values that this model doesn't take
+            continue
+        return Company(worst <= tolerance, worst, make)
+    example = probe.inputs({**sizes, "batch": _MINE + _OTHERS})
+    mine, others = (take(example, rows, axes) for rows in (range(_MINE), range(_MINE, _MINE + _OTHERS)))
+    worst = _worst(reference, mine, others, axes, strict=False)
+    return Company(worst <= tolerance, worst, probe.inputs)
 
 
 class _NoAnswer(Exception):
@@ -75,15 +80,15 @@ def _refuse_random(reference: Reference, inputs: Inputs) -> None:
             )
 
 
-def _worst(probe: Probe, reference: Reference, mine: Inputs, others: Inputs, strict: bool = True) -> float:
+def _worst(
+    reference: Reference, mine: Inputs, others: Inputs, axes: Mapping[str, int], *, strict: bool = True
+) -> float:
     """The largest change of a row's logits, in units of their size, over all companies that it is put in."""
-    axes = batch_axes(probe.graph)
     alone = [reference(take(mine, [row], axes))["logits"] for row in range(_MINE)]
     if strict and not all(np.isfinite(logits).all() for exits in alone for logits in exits):
         raise _NoAnswer
     together = {n: np.concatenate([mine[n], others[n]], axis=axes[n]) for n in mine}
-    count = next(array.shape[axes[name]] for name, array in together.items())
-    everybody = np.random.default_rng(_SEED).permutation(count).tolist()
+    everybody = np.random.default_rng(_SEED).permutation(_MINE + _OTHERS).tolist()
     companies = [[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [3, 1, 5, 0], [2, _MINE], [_MINE + 1, 4], everybody]
     worst = 0.0
     for rows in companies:
@@ -94,52 +99,40 @@ def _worst(probe: Probe, reference: Reference, mine: Inputs, others: Inputs, str
     return worst
 
 
-class _Maker:
-    """Makes rows from the example's, valid for the model as far as its graph and the example tell."""
+def _made(
+    probe: Probe,
+    tables: Mapping[str, int],
+    guess: bool,
+    sizes: Mapping[str, int],
+    *,
+    times: float = 1.0,
+    seed: int = _SEED,
+) -> Inputs:
+    """Rows of the example's kind and range with other values, valid as far as graph and example tell.
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
-        self._axes = batch_axes(probe.graph)
-        self._tables = vocabularies(probe.graph)
-
-    def gentle(self, sizes: Mapping[str, int], rows: int) -> Inputs:
-        """The example's rows, floats scaled."""
-        inputs = self._probe.inputs({**sizes, "batch": rows})
-        for name, array in inputs.items():
-            if array.dtype.kind == "f":
-                by_row = np.moveaxis(array, self._axes[name], 0)
-                scaled = by_row * _column(np.linspace(0.25, 2.0, rows), by_row)
-                inputs[name] = _back(scaled.astype(array.dtype), self._axes[name])
-        return inputs
-
-    def bold(self, sizes: Mapping[str, int], rows: int) -> Inputs:
-        """Other values of the example's kind and range."""
-        return self._made(sizes, rows, 1.0, np.random.default_rng(_SEED))
-
-    def loud(self, rows: int) -> Inputs:
-        """As bold, at the example's sizes, and floats several times larger."""
-        return self._made(self._probe.example_sizes, rows, _LOUD, np.random.default_rng(_SEED + 1))
-
-    def _made(self, sizes: Mapping[str, int], rows: int, times: float, rng: np.random.Generator) -> Inputs:
-        inputs = self._probe.inputs({**sizes, "batch": rows})
-        for name, array in inputs.items():
-            by_row = np.moveaxis(array, self._axes[name], 0)
-            made: Any
-            if name in self._tables:
-                other = rng.integers(0, self._tables[name], by_row.shape)
-                made = np.where(rng.random(by_row.shape) < 0.5, other, by_row) if by_row.ndim > 1 else other
-            elif len(inputs) > 1 and _is_mask(by_row):
-                made = _shortened(by_row)
-            elif by_row.dtype.kind == "f":
-                made = _floats(by_row, times, rng)
-            elif by_row.dtype.kind == "b":
-                made = rng.random(by_row.shape) < 0.5
-            else:
-                # 0 may be a divisor or no length at all, so it is taken only where the example has it.
-                low, high = int(by_row.min(initial=1)), int(by_row.max(initial=2))
-                made = rng.integers(min(1, low), max(2, high), by_row.shape, endpoint=True)
-            inputs[name] = _back(made.astype(array.dtype), self._axes[name])
-        return inputs
+    tables: of `vocabularies`. guess: vary integers, too, of which no bound is known. times: how much larger floats are.
+    """
+    rng = np.random.default_rng(seed)
+    inputs = probe.inputs(sizes)
+    axes = batch_axes(probe.graph)
+    for name, array in inputs.items():
+        by_row = np.moveaxis(array, axes[name], 0)
+        made: Any = by_row
+        if name in tables:
+            other = rng.integers(0, tables[name], by_row.shape)
+            made = np.where(rng.random(by_row.shape) < 0.5, other, by_row) if by_row.ndim > 1 else other
+        elif len(inputs) > 1 and _is_mask(by_row):
+            made = _shortened(by_row)
+        elif by_row.dtype.kind == "f":
+            made = _floats(by_row, times, rng)
+        elif by_row.dtype.kind == "b":
+            made = rng.random(by_row.shape) < 0.5
+        elif guess:
+            # 0 may be a divisor or no length at all, so it is taken only where the example has it.
+            low, high = int(by_row.min(initial=1)), int(by_row.max(initial=2))
+            made = rng.integers(min(1, low), max(2, high), by_row.shape, endpoint=True)
+        inputs[name] = _back(made.astype(array.dtype), axes[name])
+    return inputs
 
 
 def _back(by_row: Values, axis: int) -> Values:
@@ -252,7 +245,7 @@ def batch_axes(graph: ModelGraph) -> dict[str, int]:
     return {name: shape.index("batch") for name, (_, shape) in graph.inputs.items()}
 
 
-def take(inputs: Inputs, rows: list[int], axes: Mapping[str, int]) -> Inputs:
+def take(inputs: Inputs, rows: Sequence[int], axes: Mapping[str, int]) -> Inputs:
     return {n: np.ascontiguousarray(np.take(a, rows, axis=axes[n])) for n, a in inputs.items()}
 
 

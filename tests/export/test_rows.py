@@ -177,13 +177,40 @@ def test_different_rows_are_valid_and_no_two_alike(tmp_path):
     assert 0 <= ids.min() <= ids.max() < 40
 
 
-def test_a_model_that_takes_no_other_values_is_judged_on_its_examples_own(tmp_path):
-    class Picky(Plain):
-        def forward(self, x, kind):
-            if not torch.compiler.is_compiling() and bool((kind != 7).any()):
-                raise ValueError("only kind 7 is known")
-            x = x * kind[:, None]
-            return super().forward(x - x.mean(0, keepdim=True))
+class Picky(Plain):
+    """Mixes rows, and knows one kind only."""
 
-    example = {"x": torch.randn(3, 8), "kind": torch.full((3,), 7)}
-    assert independent(export_bundle(make(Picky), example, tmp_path / "b")) is False
+    def forward(self, x, kind):
+        if not torch.compiler.is_compiling() and bool((kind != 7).any()):
+            raise ValueError("only kind 7 is known")
+        x = x * kind[:, None]
+        return super().forward(x - x.mean(0, keepdim=True))
+
+
+class Whole(Plain):
+    """Takes whole numbers only."""
+
+    def forward(self, x):
+        if not torch.compiler.is_compiling() and bool((x != x.round()).any()):
+            raise ValueError("whole numbers, please")
+        return super().forward(x - self.mean(x))
+
+    def mean(self, x):
+        return 0
+
+
+class WholeMixing(Whole):
+    def mean(self, x):
+        return x.mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "expected"),
+    [
+        (Picky, {"x": torch.ones(1, 8), "kind": torch.tensor([7])}, False),
+        (Whole, {"x": torch.arange(24.0).view(3, 8)}, True),
+        (WholeMixing, {"x": torch.arange(24.0).view(3, 8)}, False),
+    ],
+)
+def test_a_model_that_does_not_take_other_values_is_judged_on_those_that_it_takes(tmp_path, model, example, expected):
+    assert independent(export_bundle(make(model), example, tmp_path / "b")) is expected
