@@ -155,7 +155,8 @@ def _shortened(by_row: Values) -> Values:
         width = mask.shape[-1]
         seen = mask[..., ::-1] if not mask[..., 0].any() else mask  # a view
         end = width - int((seen[..., ::-1] != 0).argmax(-1).min())
-        seen[..., max(1, end - row * 5 % (width // 2 + 1)) :] = 0
+        first = int((seen != 0).argmax(-1).max())  # which stays: a row without any place isn't one
+        seen[..., max(first + 1, end - row % (width // 2 + 1)) :] = 0
     return made
 
 

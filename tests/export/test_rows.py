@@ -177,6 +177,31 @@ def test_different_rows_are_valid_and_no_two_alike(tmp_path):
     assert 0 <= ids.min() <= ids.max() < 40
 
 
+class Longest(torch.nn.Module):
+    """Divides by the longest row's length: only rows of several lengths show it."""
+
+    def __init__(self, mixes=True):
+        super().__init__()
+        self.words, self.heads = torch.nn.Embedding(20, 6), torch.nn.ModuleList(torch.nn.Linear(6, 3) for _ in range(2))
+        self.mixes = mixes
+
+    def forward(self, ids, mask):
+        lengths = mask.sum(1, keepdim=True)
+        x = (self.words(ids) * mask[..., None]).sum(1) / (lengths.max() if self.mixes else lengths)
+        return [self.heads[0](x), self.heads[1](torch.tanh(x))]
+
+
+@pytest.mark.parametrize("mixes", [True, False])
+@pytest.mark.parametrize(
+    "mask", [[1] * 4, [1] * 9, [1] * 5 + [0] * 3, [0] * 3 + [1] * 5], ids=["4", "9", "right", "left"]
+)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_masks_are_shortened_where_they_are_masked_already(tmp_path, mixes, mask, dtype):
+    example = {"ids": torch.ones((1, len(mask)), dtype=torch.int64), "mask": torch.tensor([mask], dtype=dtype)}
+    bundle = export_bundle(make(Longest, mixes), example, tmp_path / "b", dynamic_axes=SEQUENCE)
+    assert independent(bundle) is not mixes
+
+
 class Picky(Plain):
     """Mixes rows, and knows one kind only."""
 
