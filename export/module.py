@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from offramp.export.outputs import flatten
+from offramp.export.outputs import ModelFails, flatten
 from offramp.runtime.errors import ExportError
 from torch.overrides import TorchFunctionMode
 
@@ -113,7 +113,7 @@ class Runner:
         except Exception as error:  # the user's own code may raise anything
             shapes = {name: list(array.shape) for name, array in inputs.items()}
             what = "the example inputs" if self._exits is None else f"inputs of the shapes {shapes}"
-            raise ExportError(f"the model fails on {what}: {error}") from error
+            raise ModelFails(f"the model fails on {what}: {error}") from error
         finally:
             self.restore()
         changed = (n for n, a in inputs.items() if not np.array_equal(a, given[n].detach().numpy(), equal_nan=True))

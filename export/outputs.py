@@ -26,6 +26,10 @@ class MultiExitOutput:
     reservation: Sequence[Any] | None = None
 
 
+class ModelFails(ExportError):
+    """The model can't be run on the values that it was given; on others it may."""
+
+
 KINDS = tuple(f.name for f in fields(MultiExitOutput))
 PER_EXIT = ("features", "external", "reservation")
 

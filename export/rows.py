@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from offramp.export.graph import ModelGraph, Op
+from offramp.export.outputs import ModelFails
 from offramp.export.probe import Inputs, Probe
 from offramp.runtime.errors import ExportError
 
@@ -56,7 +57,7 @@ def keep_company(probe: Probe, reference: Reference) -> Company:
         others = make({**sizes, "batch": _OTHERS}, times=_LOUD, seed=_SEED + 1)
         try:
             worst = _worst(reference, mine, others, axes)
-        except (ExportError, _NoAnswer):  # values that this model doesn't take
+        except (ModelFails, _NoAnswer):  # values that this model doesn't take
             continue
         return Company(worst <= tolerance, worst, make)
     example = probe.inputs({**sizes, "batch": _MINE + _OTHERS})

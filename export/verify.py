@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from offramp.export.outputs import KINDS, Outputs
+from offramp.export.outputs import KINDS, ModelFails, Outputs
 from offramp.export.padding import pad_values
 from offramp.export.probe import Inputs, Probe, one_line, plain_session
 from offramp.export.rows import Company, Reference, batch_axes, difference, take
@@ -79,7 +79,7 @@ def onnx_reference(path: Path, outputs: Outputs) -> Reference:
             values = dict(zip(outputs.names, session.run(outputs.names, inputs), strict=True))
         except Exception as error:  # ONNX Runtime's own kinds
             shapes = {name: list(array.shape) for name, array in inputs.items()}
-            raise ExportError(f"the model fails on inputs of the shapes {shapes}: {one_line(error)}") from error
+            raise ModelFails(f"the model fails on inputs of the shapes {shapes}: {one_line(error)}") from error
         return {kind: [values[n] for n in getattr(outputs, kind)] for kind in KINDS if getattr(outputs, kind)}
 
     return run

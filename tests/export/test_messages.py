@@ -1,6 +1,7 @@
 """What an export says before, and about, what it does: missing libraries, fields that don't exist, odd models."""
 
 import json
+import subprocess
 import sys
 import warnings
 
@@ -60,15 +61,24 @@ def test_a_missing_library_is_named_before_the_model_is_traced(
     assert f"pip install {command}" in str(raised.value)
 
 
-@pytest.mark.parametrize("library", ["torch", "onnxscript", "tokenizers"])
-def test_the_command_names_it_before_the_users_file_is_run(tmp_path, monkeypatch, capsys, library):
+LIBRARIES = ["onnx", "onnx_ir", "networkx", "torch", "onnxscript", "tokenizers", "onnxruntime"]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_command_names_it_before_the_users_file_is_run(tmp_path, library):
     (tmp_path / "model.py").write_text("raise SystemExit('was run')")
     (tmp_path / "pre.json").write_text(json.dumps(TEXT))
-    monkeypatch.setitem(sys.modules, library, None)
-    file = f"{tmp_path / 'model.py'}"
-    options = ["--example", f"{file}:x", "--preprocess", str(tmp_path / "pre.json"), "--out", str(tmp_path / "b")]
-    assert main(["export", f"{file}:build", *options]) == 2
-    assert f"needs {library}, which isn't installed" in capsys.readouterr().err
+    command = ["export", "model.py:build", "--example", "model.py:x", "--preprocess", "pre.json", "--out", "b"]
+    code = (
+        f"import sys; sys.modules[{library!r}] = None\n"
+        f"from offramp.runtime.cli import main\nraise SystemExit(main({command!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    name = "ONNX Runtime isn't installed" if library == "onnxruntime" else f"needs {library}"
+    assert name in done.stderr
+    assert "pip install" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
