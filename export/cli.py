@@ -5,18 +5,52 @@ import importlib
 import importlib.util
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
-from offramp.export.exporter import export_bundle
+from offramp.export.exporter import check_libraries, export_bundle
+from offramp.export.preprocess import check_kind
+from offramp.runtime.bundle import MANIFEST
 from offramp.runtime.errors import ExportError
+from offramp.runtime.files import check_new_folder
+
+# What the functions return that options name.
+_MODEL_FILE = """\
+FILE.py:FUNCTION calls a function that takes no arguments. model.py may be:
+
+  def build():          # the module, in evaluation mode; forward returns the logits of every exit, shallow to deep
+      return Net().eval()
+
+  def example_inputs(): # a few rows, batch first: tensors or arrays by the names of forward's parameters
+      return {"input_ids": torch.ones(2, 16, dtype=torch.long), "attention_mask": torch.ones(2, 16)}
+
+  def dynamic_axes():   # the axes that vary, by input and number; one of each input is "batch"
+      return {"input_ids": {0: "batch", 1: "seq"}, "attention_mask": {0: "batch", 1: "seq"}}
+
+  def classes():        # one name a column of the logits
+      return ["negative", "positive"]
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _MODEL_FILE
     parser.add_argument("model", help="FILE.py:FUNCTION that returns the module, or MODULE:FUNCTION, or FILE.onnx")
-    parser.add_argument("--example", help="FILE.py:FUNCTION that returns example inputs (a torch model needs it)")
-    parser.add_argument("--dynamic", help="FILE.py:FUNCTION (or FILE.json) with the names of the symbolic axes")
-    parser.add_argument("--classes", help="FILE.py:FUNCTION (or FILE.json) with the class names")
+    parser.add_argument(
+        "--example",
+        help="FILE.py:FUNCTION that returns example inputs: {name: tensor or array}, one tensor, or a tuple in the "
+        "order of forward's parameters; rows that differ and are typical prove most (a torch model needs it)",
+    )
+    parser.add_argument(
+        "--dynamic",
+        help="FILE.py:FUNCTION (or FILE.json) with the names of the axes that vary: {input: {axis: name}}, one of each "
+        'input "batch" (default: axis 0 is the batch, nothing else varies)',
+    )
+    parser.add_argument(
+        "--classes",
+        help="FILE.py:FUNCTION (or FILE.json) with the class names, a list of one string a logit (default: 0, 1, …)",
+    )
     parser.add_argument("--exits", help="comma-separated outputs of an ONNX file that are exits, shallow to deep")
     parser.add_argument(
         "--auxiliary",
@@ -46,20 +80,30 @@ def run(args: argparse.Namespace) -> int:
         if not separator:
             raise ExportError(f"--auxiliary {option!r}: expected KIND=NAME,NAME.")
         auxiliary[kind] = names.split(",")
-    path = export_bundle(
-        args.model if is_onnx else _call(args.model),
-        _call(args.example) if args.example else None,
-        args.out,
-        dynamic_axes=_axes(_value(args.dynamic)) if args.dynamic else None,
-        classes=_value(args.classes) if args.classes else None,
-        exits=args.exits.split(",") if args.exits else None,
-        auxiliary=auxiliary or None,
-        name=args.name,
-        version=args.model_version,
-        preprocess=_preprocess(args.preprocess) if args.preprocess else None,
-        overwrite=args.overwrite,
-        progress=lambda step: print(f"{step} …", file=sys.stderr),
-    )
+    # Before the user's own code, which may load weights for a while, and which needs these libraries itself.
+    check_libraries(args.model if is_onnx else None)
+    check_new_folder(args.out, marker=MANIFEST, replace=args.overwrite)
+    preprocess = _preprocess(args.preprocess) if args.preprocess else None
+    if preprocess is not None:
+        check_kind(preprocess)
+    model = args.model if is_onnx else _call(args.model)
+    example = _call(args.example) if args.example else None
+    with warnings.catch_warnings():
+        warnings.showwarning = _show
+        path = export_bundle(
+            model,
+            example,
+            args.out,
+            dynamic_axes=_axes(_value(args.dynamic)) if args.dynamic else None,
+            classes=_value(args.classes) if args.classes else None,
+            exits=args.exits.split(",") if args.exits else None,
+            auxiliary=auxiliary or None,
+            name=args.name,
+            version=args.model_version,
+            preprocess=preprocess,
+            overwrite=args.overwrite,
+            progress=lambda step: print(f"{step} …", file=sys.stderr),
+        )
     manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
     print(
         f"{path}: {len(manifest['blocks'])} blocks, {len(manifest['classes'])} classes, "
@@ -69,11 +113,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _show(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A warning as one line, as errors are."""
+    print(f"offramp: warning: {message}", file=sys.stderr)
+
+
 def _axes(value: Any) -> dict[str, dict[int, str]]:
     try:
         return {str(name): {int(k): str(v) for k, v in axes.items()} for name, axes in value.items()}
     except (AttributeError, ValueError, TypeError) as error:
-        raise ExportError('--dynamic: expected {"input": {axis: "name"}}.') from error
+        raise ExportError(f'--dynamic: expected {{"input": {{axis: "name"}}}}, got {value!r}.') from error
 
 
 def _preprocess(source: str) -> Any:

@@ -1,6 +1,9 @@
 """export_bundle: a trained multi-exit model in, a verified bundle out."""
 
+import contextlib
 import datetime
+import importlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -15,17 +18,19 @@ from offramp.export import graph as graphs
 from offramp.export.dims import Cost
 from offramp.export.flops import flops
 from offramp.export.fuse import fuse
-from offramp.export.outputs import PER_EXIT, Outputs
+from offramp.export.outputs import PER_EXIT, Outputs, oddities
 from offramp.export.partition import BlockPlan, Partition, Plan
-from offramp.export.preprocess import take_preprocess, try_preprocess
-from offramp.export.probe import Probe, batch_axis, element_bytes, make_inputs, resize
-from offramp.export.verify import Verification, onnx_reference, rows_are_independent, verify, verify_cascade_graph
+from offramp.export.preprocess import check_kind, take_preprocess, try_preprocess
+from offramp.export.probe import Probe, batch_axis, element_bytes, resize
+from offramp.export.rows import Company, Reference, keep_company, make_inputs
+from offramp.export.verify import Verification, onnx_reference, verify, verify_cascade_graph
 from offramp.export.writing.cascade_graph import CascadeGraphWriter
 from offramp.export.writing.emit import BlockWriter, block_interface, dimensions, numpy_name
 from offramp.export.writing.weights import WEIGHTS, WeightFile
 from offramp.runtime.bundle import CASCADE_OUTPUTS, DTYPES, MANIFEST, SCHEMA, encode_number, is_axis, read_bundle
 from offramp.runtime.cascade import Cascade
-from offramp.runtime.errors import BundleError, ExportError
+from offramp.runtime.errors import BundleError, ExportError, how_to_install
+from offramp.runtime.execution.cpu.session import onnxruntime
 from offramp.runtime.files import check_new_folder, new_folder, seal, sha256_of_file
 from offramp.runtime.preprocess import Preprocess
 
@@ -72,34 +77,61 @@ def export_bundle(
     say = progress or (lambda _: None)
     folder = Path(path)
     check_new_folder(folder, marker=MANIFEST, replace=overwrite)
-    if isinstance(model, str | Path):
-        source = _from_onnx(Path(model), example_inputs, dynamic_axes, exits, auxiliary)
-    else:
-        say("tracing the model")
-        source = _from_torch(model, example_inputs, dynamic_axes, exits)
+    check_libraries(model)
+    if classes is not None and (isinstance(classes, str) or not all(isinstance(name, str) for name in classes)):
+        raise ExportError(f"classes is {classes!r}, expected a list of one string a logit.")
+    if preprocess is not None:
+        check_kind(preprocess)
     about = {
         "schema": SCHEMA,
-        "name": name or source.title,
         "version": version,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "producer": f"offramp {metadata.version('offramp')}",
         "preprocess": preprocess,
     }
+    with contextlib.ExitStack() as borrowed:
+        if isinstance(model, str | Path):
+            source = _from_onnx(Path(model), example_inputs, dynamic_axes, exits, auxiliary)
+        else:
+            say("tracing the model")
+            source = _from_torch(model, example_inputs, dynamic_axes, exits, preprocess, borrowed)
+        odd = _write(folder, source, {**about, "name": name or source.title}, classes, overwrite, say)
+    for one in odd:
+        warnings.warn(one, stacklevel=2)
+    return folder
+
+
+def check_libraries(model: Any) -> None:
+    """Refuse at once what tracing or writing would miss minutes later. Raises ExportError, RuntimeUnavailable."""
+    onnxruntime()
+    for library in () if isinstance(model, str | Path) else ("torch", "onnxscript"):
+        try:
+            importlib.import_module(library)
+        except ImportError as error:
+            raise ExportError(
+                f"exporting a torch model needs {library}, which isn't installed. {how_to_install('export')}"
+            ) from error
+
+
+def _write(
+    folder: Path,
+    source: "_Model",
+    about: Mapping[str, Any],
+    classes: Sequence[str] | None,
+    overwrite: bool,
+    say: Progress,
+) -> list[str]:
+    """Write the bundle; returns what is odd about the model."""
     fused = fuse(source.model)
     with new_folder(folder, marker=MANIFEST, replace=overwrite) as temporary:
         if fused is not None:
             try:
-                _build(temporary, fused, source, about, classes, say)
-                return folder
+                return _build(temporary, fused, source, about, classes, say)
             except ExportError as error:
                 say(f"without fused operations, since with them: {error}")
                 for file in temporary.iterdir():
                     file.unlink()
-        _build(temporary, source.model, source, about, classes, say)
-    return folder
-
-
-Reference = Callable[[dict[str, np.ndarray[Any, Any]]], dict[str, list[np.ndarray[Any, Any]]]]
+        return _build(temporary, source.model, source, about, classes, say)
 
 
 @dataclass(frozen=True)
@@ -132,21 +164,33 @@ def _from_onnx(
 
 
 def _from_torch(
-    model: Any, example: Any, axes: Mapping[str, Mapping[int, str]] | None, exits: Sequence[str] | None
+    model: Any,
+    example: Any,
+    axes: Mapping[str, Mapping[int, str]] | None,
+    exits: Sequence[str] | None,
+    preprocess: Preprocess | Mapping[str, Any] | None,
+    borrowed: contextlib.ExitStack,
 ) -> _Model:
+    """borrowed: what gives the module back, as it was, when the export ends."""
     import torch
-    from offramp.export import trace
+    from offramp.export import module, trace
 
+    if not isinstance(model, torch.nn.Module):
+        raise ExportError(
+            f"model is a {type(model).__name__}: expected a torch.nn.Module, or the path of an ONNX file."
+        )
+    module.refuse_training(model)
+    run = borrowed.enter_context(module.Runner(model))
     tensors = trace.name_inputs(model, example)
     named = trace.check_axes(tensors, axes)
     arrays = {k: np.ascontiguousarray(v.detach().cpu().numpy()) for k, v in tensors.items()}
     shapes = {k: [named[k].get(i, int(d)) for i, d in enumerate(v.shape)] for k, v in arrays.items()}
+    if preprocess is not None:  # what is wrong with it is said before minutes of tracing
+        take_preprocess(preprocess, {k: (v.dtype.name, shapes[k]) for k, v in arrays.items()})
     traced = resize(arrays, shapes, _distinct_sizes(arrays, named))
-    graph, outputs = trace.trace(model, {k: torch.from_numpy(v) for k, v in traced.items()}, named)
+    graph, outputs = trace.trace(run, traced, named)
     names = list(exits) if exits else [f"exit_{j}" for j in range(len(outputs.logits))]
-    return _Model(
-        graph, outputs, named, arrays, lambda x: trace.run_torch(model, x), "torch", names, type(model).__name__
-    )
+    return _Model(graph, outputs, named, arrays, run, "torch", names, type(model).__name__)
 
 
 def _build(
@@ -156,45 +200,50 @@ def _build(
     about: Mapping[str, Any],
     classes: Sequence[str] | None,
     say: Progress,
-) -> None:
-    """Cut the model and write it into `folder` as a verified bundle."""
+) -> list[str]:
+    """Cut the model and write it into `folder` as a verified bundle; returns what is odd about it."""
     graph = graphs.prepare(model, source.outputs, source.axes)
     _check_names(graph, source.names)
+    taken = None
+    if about["preprocess"] is not None:
+        takes = {name: (numpy_name(dtype), shape) for name, (dtype, shape) in graph.inputs.items()}
+        taken = take_preprocess(about["preprocess"], takes)
     store = WeightFile(folder, graph.weights)
     say("looking at shapes")
     example = source.example if source.against == "torch" else _onnx_example(graph, source.example)
     probe = Probe(graph, store, folder, example)
     count = _classes(graph, probe, classes)
     say("cutting it into blocks")
-    independent, mixed = rows_are_independent(probe, source.reference)
-    partition, plan = _cut(graph, probe, independent)
+    company = keep_company(probe, source.reference)
+    partition, plan = _cut(graph, probe, company)
     labels = list(classes) if classes is not None else [str(k) for k in range(count)]
     document = {**about, "classes": labels, **_write_graphs(graph, probe, partition, plan, store, folder)}
-    if about["preprocess"] is not None:
-        inputs = {given["name"]: (given["dtype"], given["shape"]) for given in document["inputs"]}
-        document["preprocess"] = msgspec.to_builtins(take_preprocess(about["preprocess"], inputs, folder))
+    if taken is not None:
+        taken.copy(folder)
+        document["preprocess"] = msgspec.to_builtins(taken.spec)
     for exit_, name in zip(document["exits"], source.names, strict=True):
         exit_["name"] = name
     document["files"] = {
         file.name: {"sha256": sha256_of_file(file), "bytes": file.stat().st_size} for file in sorted(folder.iterdir())
     }
-    document["rows_independent"] = independent
+    document["rows_independent"] = company.independent
     (folder / MANIFEST).write_bytes(seal(document))
     say("verifying the cascade against the model")
-    result = verify(folder, probe, source.reference)
-    result.summary.update(against=source.against, batch_difference=mixed)
+    result = verify(folder, probe, source.reference, company)
+    result.summary.update(against=source.against, batch_difference=company.difference)
     _record(document, result)
     (folder / MANIFEST).write_bytes(seal(document))
     if len(plan.blocks) > 1:
         say("nesting the blocks into one graph")
         protos = _plain_blocks(graph, probe, plan, store, document)
-        _add_cascade_graph(folder, document, protos, probe, source.reference, say)
+        _add_cascade_graph(folder, document, protos, probe, source.reference, company, say)
     if document["preprocess"] is None:
         read_bundle(folder)
-        return
-    say("trying raw rows")
-    with Cascade.load(folder) as cascade:
-        try_preprocess(cascade.bundle, cascade)
+    else:
+        say("trying raw rows")
+        with Cascade.load(folder) as cascade:
+            try_preprocess(cascade.bundle, cascade)
+    return oddities(source.reference(company.different({**probe.example_sizes, "batch": 16}))["logits"])
 
 
 def _add_cascade_graph(
@@ -203,6 +252,7 @@ def _add_cascade_graph(
     protos: list[onnx.ModelProto],
     probe: Probe,
     reference: Reference,
+    company: Company,
     say: Progress,
 ) -> None:
     """Add the cascade graph, or nothing if it doesn't give what the blocks give."""
@@ -218,14 +268,14 @@ def _add_cascade_graph(
             "outputs": list(CASCADE_OUTPUTS),
         }
         (folder / MANIFEST).write_bytes(seal({**document, "files": files, "cascade": cascade_graph}))
-        verify_cascade_graph(folder, probe, reference)
+        verify_cascade_graph(folder, probe, reference, company)
     except (ExportError, BundleError) as error:
         say(f"without a cascade graph: {error}")
         file.unlink()
         (folder / MANIFEST).write_bytes(seal(document))
 
 
-def _cut(graph: graphs.ModelGraph, probe: Probe, independent: bool) -> tuple[Partition, Plan]:
+def _cut(graph: graphs.ModelGraph, probe: Probe, company: Company) -> tuple[Partition, Plan]:
     """A plan whose carried tensors belong to their rows.
 
     A tensor may have a batch axis and yet say where a row stands in its batch (an index made by Range over
@@ -237,7 +287,9 @@ def _cut(graph: graphs.ModelGraph, probe: Probe, independent: bool) -> tuple[Par
         partition = Partition(graph, probe.shapes, probe.example_sizes, banned)
         plan = partition.plan()
         carried = {name for block in plan.blocks for name in block.carried}
-        wrong = probe.positional(sorted(carried)) if independent and carried else set()
+        if not company.independent or not carried:
+            return partition, plan
+        wrong = probe.positional(sorted(carried), company.different({**probe.example_sizes, "batch": 6}))
         if not wrong:
             return partition, plan
         banned |= wrong

@@ -87,6 +87,17 @@ def _uses(node: onnx.NodeProto) -> list[str]:
 
 def read_onnx(path: Path) -> ir.Model:
     """An ONNX file as an IR model, converted to an opset the gate's nodes exist in."""
+    model = _read(path)
+    for node in model.graph:
+        if _learns(node):
+            raise ExportError(
+                f"{path}: the node {node.name or node.outputs[0].name!r} ({node.op_type}) is in training mode. "
+                "Export the model to ONNX in evaluation mode."
+            )
+    return model
+
+
+def _read(path: Path) -> ir.Model:
     try:
         version = max(
             (o.version for o in onnx.load(path, load_external_data=False).opset_import if o.domain in ("", "ai.onnx")),
@@ -97,6 +108,17 @@ def read_onnx(path: Path) -> ir.Model:
         return ir.from_proto(onnx.version_converter.convert_version(onnx.load(path), OLDEST_OPSET))
     except Exception as error:  # protobuf, onnx and its C++ checker each raise their own kinds
         raise ExportError(f"{path}: not an ONNX model that can be read ({error}).") from error
+
+
+def _learns(node: ir.Node) -> bool:
+    """Is it a normalisation over the batch, or a dropout, that is told to behave as in training?"""
+    if node.op_type == "BatchNormalization":
+        mode = node.attributes.get("training_mode")
+        return mode is not None and bool(mode.as_int())
+    if node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None:
+        value = ir.convenience.get_const_tensor(node.inputs[2])
+        return value is not None and bool(value.numpy())
+    return False
 
 
 def prepare(

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import numpy as np
 from offramp.runtime.errors import ExportError
 
 
@@ -23,6 +24,10 @@ class MultiExitOutput:
     routing: Sequence[Any] | None = None
     external: Sequence[Any] | None = None
     reservation: Sequence[Any] | None = None
+
+
+class ModelFails(ExportError):
+    """The model can't be run on the values that it was given; on others it may."""
 
 
 KINDS = tuple(f.name for f in fields(MultiExitOutput))
@@ -82,3 +87,30 @@ def flatten(output: Any) -> dict[str, list[Any]]:
                 raise ExportError(f"{kind}[{k}] is a {type(tensor).__name__}, expected a tensor.")
         flat[kind] = tensors
     return flat
+
+
+def oddities(logits: Sequence[Any]) -> list[str]:
+    """What is odd about a model's logits, arrays of shape (rows, classes), though it can be exported: sentences."""
+    odd = []
+    if len(logits) == 1:
+        odd.append(
+            "the model has one exit: no row can leave early, and nothing is saved. Return the logits of several exits."
+        )
+    normalised = [j for j, exit_ in enumerate(logits) if _are_probabilities(np.asarray(exit_, np.float64))]
+    if normalised:
+        classes = np.asarray(logits[normalised[0]]).shape[1]
+        which = f"exit{'s' if len(normalised) > 1 else ''} {', '.join(map(str, normalised))}"
+        most = np.e / (np.e + classes - 1)
+        odd.append(
+            f"{which} of the model seem{'s' if len(normalised) == 1 else ''} to return probabilities: rows that are "
+            "never negative and sum to 1. Return logits, without the last softmax: offramp takes softmax itself, so "
+            f"that confidence is at most {most:.2f} here, and in float32 the surest rows are all 1, so that their "
+            "ranking is lost."
+        )
+    return odd
+
+
+def _are_probabilities(rows: Any) -> bool:
+    if rows.shape[1] < 2 or not np.isfinite(rows).all():
+        return False
+    return bool((rows >= 0).all() and np.abs(rows.sum(axis=1) - 1).max(initial=0.0) < 1e-2)

@@ -1,36 +1,76 @@
 """What a user says about raw input, completed and copied into the bundle with its files."""
 
+import difflib
+import importlib
 import json
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
-from offramp.runtime.bundle import Bundle
+from offramp.runtime.bundle import Bundle, Input
 from offramp.runtime.cascade import Cascade
-from offramp.runtime.errors import BundleError, ExportError, InputError, RuntimeUnavailable
-from offramp.runtime.preprocess import Image, Preprocess, Text, check
+from offramp.runtime.errors import BundleError, ExportError, InputError, RuntimeUnavailable, how_to_install
+from offramp.runtime.preprocess import Image, Preprocess, Text, check, open_preprocessor
 
 Inputs = Mapping[str, tuple[str, Sequence[int | str]]]
 TOKENIZER = "tokenizer.json"
 # Names that tokenizers' outputs go by, where the model's inputs are called the same.
+_KINDS: dict[str, type[Preprocess]] = {"text": Text, "image": Image}
+_LIBRARIES = {"text": ("tokenizers", "text"), "image": ("PIL", "image")}
 _USUAL = {"ids": "input_ids", "mask": "attention_mask", "type_ids": "token_type_ids"}
 
 
-def take_preprocess(given: Preprocess | Mapping[str, Any], inputs: Inputs, folder: Path) -> Preprocess:
-    """The spec for the manifest; the tokenizer and the sample picture it names are copied into `folder`.
+@dataclass(frozen=True)
+class Taken:
+    """A spec as the manifest will have it; `source` is copied to `copied`, if it names a file."""
+
+    spec: Preprocess
+    source: Path | None
+    copied: str | None
+
+    def copy(self, folder: Path) -> None:
+        if self.source is not None and self.copied is not None:
+            shutil.copyfile(self.source, folder / self.copied)
+
+
+def check_kind(given: Preprocess | Mapping[str, Any]) -> None:
+    """Refuse what is wrong whatever the model is: a missing library, an unknown field or value. Raises ExportError."""
+    if not isinstance(given, Text | Image | Mapping):
+        raise ExportError(f"preprocess is a {type(given).__name__}, expected a mapping, or a Text or Image spec.")
+    fields = _fields(given)
+    kind = fields.get("kind")
+    if kind not in _KINDS:
+        raise ExportError(f"preprocess.kind is {kind!r}, expected {_either(_KINDS)}.{_near(kind, _KINDS)}")
+    library, extra = _LIBRARIES[kind]
+    try:
+        importlib.import_module(library)
+    except ImportError as error:
+        raise ExportError(
+            f"preprocess of the kind {kind!r} needs {library}, which isn't installed. {how_to_install(extra)}"
+        ) from error
+    for field, value in fields.items():
+        if field != "kind":
+            _check_field(kind, field, value)
+
+
+def take_preprocess(given: Preprocess | Mapping[str, Any], inputs: Inputs) -> Taken:
+    """The spec for the manifest, completed, checked, and tried on its sample as far as that needs no model.
 
     given: a Text or Image spec, or the same as a mapping with "kind". What a mapping leaves out is taken from
         the model's inputs and from the tokenizer's own settings. inputs: name -> (dtype, shape).
     Raises ExportError naming the field.
     """
-    fields = dict(msgspec.to_builtins(given) if isinstance(given, Text | Image) else given)
+    check_kind(given)
+    fields = _fields(given)
     source: Path | None = None
-    if fields.get("kind") == "text":
+    if fields["kind"] == "text":
         source = _path(fields, "tokenizer")
         fields = _text_defaults(fields, source, inputs) | {"tokenizer": TOKENIZER}
-    elif fields.get("kind") == "image":
+    else:
         fields = _image_defaults(fields, inputs)
         if fields.get("sample") is not None:
             source = _path(fields, "sample")
@@ -38,7 +78,7 @@ def take_preprocess(given: Preprocess | Mapping[str, Any], inputs: Inputs, folde
     try:
         spec: Preprocess = msgspec.convert(fields, type=Preprocess)
     except msgspec.ValidationError as error:
-        raise ExportError(f'preprocess: {error}. It needs a "kind", "text" or "image", and its fields.') from error
+        raise ExportError(f"preprocess: {error}.") from error
 
     def require(condition: object, message: str) -> None:
         if not condition:
@@ -46,9 +86,51 @@ def take_preprocess(given: Preprocess | Mapping[str, Any], inputs: Inputs, folde
 
     copied = spec.tokenizer if isinstance(spec, Text) else spec.sample
     check(spec, inputs, {copied}, require)
-    if source is not None and copied is not None:
-        shutil.copyfile(source, folder / copied)
-    return spec
+    rows: list[Any] = spec.sample if isinstance(spec, Text) else [source] if source else []
+    try:
+        takes = [Input(name=name, dtype=dtype, shape=list(shape)) for name, (dtype, shape) in inputs.items()]
+        prepare = open_preprocessor(spec, takes, lambda _: source or Path())
+        for row in rows:
+            prepare([row])
+    except (BundleError, InputError) as error:
+        raise ExportError(f"preprocess: its sample can't be answered: {error}") from error
+    return Taken(spec, source, copied)
+
+
+def _fields(given: Preprocess | Mapping[str, Any]) -> dict[str, Any]:
+    named = msgspec.to_builtins(given) if isinstance(given, Text | Image) else given
+    return {str(k): str(v) if isinstance(v, Path) else v for k, v in named.items()}
+
+
+def _check_field(kind: str, field: str, value: Any) -> None:
+    """Is there such a field, and may it be that?"""
+    types = {one.name: one.type for one in msgspec.structs.fields(_KINDS[kind])}
+    if field not in types:
+        raise ExportError(
+            f"preprocess has no field {field!r}.{_near(field, types)} The kind {kind!r} has {', '.join(types)}."
+        )
+    expected = types[field]
+    try:
+        msgspec.convert(value, expected)
+    except msgspec.ValidationError as error:
+        optional = [None] if type(None) in get_args(expected) else []
+        literals = [part for part in (expected, *get_args(expected)) if get_origin(part) is Literal]
+        choices = [choice for part in literals for choice in get_args(part)]
+        wanted = _either([*choices, *optional]) if choices else re.sub("^Expected (.*), got .*", r"\1", str(error))
+        raise ExportError(
+            f"preprocess.{field} is {value!r}, expected {wanted.replace('`', '')}.{_near(value, choices)}"
+        ) from error
+
+
+def _either(choices: Iterable[str | None]) -> str:
+    *most, last = ["null" if c is None else f'"{c}"' for c in choices]
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _near(given: Any, names: Iterable[str]) -> str:
+    """' Did you mean …?', or nothing."""
+    near = difflib.get_close_matches(str(given), list(names), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def try_preprocess(bundle: Bundle, cascade: Cascade) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
+from offramp.export.module import ALL_LOGITS, Runner, line_of
 from offramp.export.outputs import Outputs, flatten
 from offramp.runtime.errors import ExportError
 
@@ -35,7 +36,15 @@ def name_inputs(model: torch.nn.Module, example: Any) -> dict[str, torch.Tensor]
     for name, value in example.items():
         if not isinstance(value, torch.Tensor | np.ndarray):
             raise ExportError(f"example_inputs[{name!r}] is a {type(value).__name__}, expected a tensor.")
-        named[name] = torch.as_tensor(value)
+        try:
+            tensor = torch.as_tensor(value).detach().cpu()
+            tensor.numpy()
+        except (TypeError, RuntimeError, NotImplementedError) as error:  # bfloat16, meta, sparse, texts
+            raise ExportError(
+                f"example_inputs[{name!r}] can't be a request's array ({str(error).splitlines()[0]}): expected values "
+                "of a type that numpy has; cast them in forward where the model needs another."
+            ) from error
+        named[name] = tensor
     if not named:
         raise ExportError("example_inputs is empty: expected at least one tensor.")
     return named
@@ -62,65 +71,52 @@ def check_axes(example: Mapping[str, torch.Tensor], dynamic_axes: DynamicAxes | 
 
 
 class _Flat(torch.nn.Module):
-    """The model with positional inputs and one flat tuple of outputs, as the exporter wants it."""
+    """The model with positional inputs and one flat tuple of outputs, as the exporter wants it.
 
-    def __init__(self, model: torch.nn.Module, names: Sequence[str]) -> None:
+    changed: inputs that forward changes in place, which a graph can't; it gets copies of them.
+    """
+
+    def __init__(self, model: torch.nn.Module, names: Sequence[str], changed: Sequence[str]) -> None:
         super().__init__()
         self.model = model
         self.names = list(names)
+        self.changed = list(changed)
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        output = flatten(self.model(**dict(zip(self.names, inputs, strict=True))))
+        named = dict(zip(self.names, inputs, strict=True))
+        output = flatten(self.model(**{n: t.clone() if n in self.changed else t for n, t in named.items()}))
         return tuple(tensor for tensors in output.values() for tensor in tensors)
 
 
-def run_torch(
-    model: torch.nn.Module, inputs: Mapping[str, np.ndarray[Any, Any]]
-) -> dict[str, list[np.ndarray[Any, Any]]]:
-    """The model's outputs by kind, as numpy arrays."""
-    with torch.no_grad():
-        output = flatten(model(**{name: torch.from_numpy(array) for name, array in inputs.items()}))
-    return {
-        kind: [t.detach().float().numpy() if t.dtype == torch.bfloat16 else t.detach().numpy() for t in tensors]
-        for kind, tensors in output.items()
-    }
-
-
 def trace(
-    model: torch.nn.Module, example: Mapping[str, torch.Tensor], dynamic_axes: Mapping[str, Mapping[int, str]]
+    run: Runner, example: Mapping[str, np.ndarray[Any, Any]], dynamic_axes: Mapping[str, Mapping[int, str]]
 ) -> tuple[ir.Model, Outputs]:
     """Export the module; outputs are renamed logits_0, … routing_0, …
 
     Raises ExportError with the exporter's own first lines when it refuses the model.
     """
     names = list(example)
-    _refuse_training(model)
-    with torch.no_grad():
-        try:
-            output = flatten(model(**example))
-        except ExportError:
-            raise
-        except Exception as error:
-            raise ExportError(f"the model fails on the example inputs: {error}") from error
-    outputs = Outputs(**{kind: [f"{kind}_{k}" for k in range(len(tensors))] for kind, tensors in output.items()})
+    output = run(example)
+    outputs = Outputs(**{kind: [f"{kind}_{k}" for k in range(len(arrays))] for kind, arrays in output.items()})
     rows = next(example[name].shape[k] for name in names for k, a in dynamic_axes[name].items() if a == "batch")
-    for kind, tensors in output.items():
-        for k, tensor in enumerate(tensors):
-            if tensor.dim() == 0 or tensor.shape[0] != rows or (kind == "logits" and tensor.dim() != 2):
+    for kind, arrays in output.items():
+        for k, array in enumerate(arrays):
+            if array.ndim == 0 or array.shape[0] != rows or (kind == "logits" and array.ndim != 2):
                 wanted = "[batch, classes]" if kind == "logits" else "[batch, …]"
-                raise ExportError(f"{kind}[{k}] has the shape {list(tensor.shape)} for {rows} rows: expected {wanted}.")
-    flat = _Flat(model, names)
-    flat.training = model.training
+                raise ExportError(f"{kind}[{k}] has the shape {list(array.shape)} for {rows} rows: expected {wanted}.")
+    flat = _Flat(run.model, names, run.changed)
+    flat.training = run.model.training
     try:
         with (
             warnings.catch_warnings(),
             contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
             _quiet("torch.onnx", "torch.export", "torch"),
         ):
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 flat,
-                tuple(example.values()),
+                tuple(torch.from_numpy(array.copy()) for array in example.values()),
                 dynamo=True,
                 input_names=names,
                 output_names=outputs.names,
@@ -128,26 +124,32 @@ def trace(
                 verbose=False,
             )
     except Exception as error:
-        raise ExportError(f"torch.export refuses the model: {_gist(error)}") from error
+        run.restore()
+        cause, gist = _cause(error), _gist(error)
+        decides = run.where_it_decides(example)
+        if decides is not None or "data-dependent" in gist:
+            said = "" if "data-dependent" in gist else f" torch.export says: {gist}"
+            raise ExportError(
+                f"forward decides by the values of a tensor ({decides or line_of(cause) or 'somewhere'}), and a graph "
+                f"can't. {ALL_LOGITS}{said}"
+            ) from error
+        raise ExportError(f"torch.export refuses the model: {gist}") from error
+    finally:
+        run.restore()
     if program is None:
         raise ExportError("torch.export gave no program.")
     return program.model, outputs
 
 
-def _refuse_training(model: torch.nn.Module) -> None:
-    """Raises ExportError if a part of the model is random, or learns from what it sees: before it has seen anything."""
-    for name, part in model.named_modules():
-        random = isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p > 0
-        if part.training and (random or isinstance(part, torch.nn.modules.batchnorm._BatchNorm)):
-            where = f"{name or 'the model'} ({type(part).__name__})"
-            raise ExportError(f"{where} is in training mode. Call model.eval() before exporting it.")
+def _cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _gist(error: Exception) -> str:
     """The first lines of torch's long explanations, without colours; the innermost cause says most."""
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
+    cause = _cause(error)
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(cause) or type(cause).__name__)
     return " ".join(text.split())[:600]
 

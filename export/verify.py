@@ -1,25 +1,22 @@
-"""A bundle proves itself before it's kept: the cascade against the model, compaction, padding, batch mixing."""
+"""A bundle proves itself before it's kept: the cascade against the model, compaction, padding."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from offramp.export.outputs import KINDS, Outputs
+from offramp.export.outputs import KINDS, ModelFails, Outputs
 from offramp.export.padding import pad_values
-from offramp.export.probe import Inputs, Probe, plain_session
+from offramp.export.probe import Inputs, Probe, one_line, plain_session
+from offramp.export.rows import Company, Reference, batch_axes, difference, take
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import ExportError, InputError
 from offramp.runtime.points import OperatingPoint
 
-Reference = Callable[[Inputs], dict[str, list[np.ndarray[Any, Any]]]]
-
 # Differences are judged against the spread of the reference's values: float32 through deep networks, in
 # another order of summation, stays far below this; a wrong row, mask or weight is far above.
 _TOLERANCE = 1e-3
-# Rows change more than that when an activation is quantised over the batch, or normalised over it.
-_MIXING_TOLERANCE = 1e-4
 _SEED = 20260727
 
 
@@ -31,58 +28,15 @@ class Verification:
     summary: dict[str, Any]
 
 
-def rows_are_independent(probe: Probe, reference: Reference) -> tuple[bool, float]:
-    """Does a row's answer stay the same when its batch is permuted and thinned? With the difference seen.
-
-    Raises ExportError if the model answers the same input differently each time.
-    """
-    whole = reference
-    axes = _batch_axes(probe)
-    inputs = _varied(probe.inputs({**probe.example_sizes, "batch": 6}), axes)
-    together = whole(inputs)["logits"]
-    for j, (a, b) in enumerate(zip(together, whole(inputs)["logits"], strict=True)):
-        if not np.array_equal(a, b, equal_nan=True):
-            raise ExportError(
-                f"exit {j} gives other logits for the same input: the model is random. "
-                "Call model.eval() before exporting it."
-            )
-    worst = 0.0
-    for rows in ([3, 1, 5, 0], [2], [5, 4, 3, 2, 1, 0]):
-        alone = whole(_take(inputs, rows, axes))["logits"]
-        worst = max([worst, *(_difference(a, t[rows]) for a, t in zip(alone, together, strict=True))])
-    return worst <= _MIXING_TOLERANCE, worst
-
-
-def _batch_axes(probe: Probe) -> dict[str, int]:
-    return {name: shape.index("batch") for name, (_, shape) in probe.graph.inputs.items()}
-
-
-def _take(inputs: Inputs, rows: list[int], axes: Mapping[str, int]) -> Inputs:
-    return {n: np.ascontiguousarray(np.take(a, rows, axis=axes[n])) for n, a in inputs.items()}
-
-
-def _varied(inputs: Inputs, axes: Mapping[str, int]) -> Inputs:
-    """Rows that differ in scale, so that statistics taken over a batch show."""
-    out = {}
-    for name, array in inputs.items():
-        if array.dtype.kind == "f":
-            shape = [1] * array.ndim
-            shape[axes[name]] = array.shape[axes[name]]
-            array = array * np.linspace(0.25, 2.0, shape[axes[name]]).reshape(shape).astype(array.dtype)
-        out[name] = array
-    return out
-
-
-def verify(folder: Path, probe: Probe, reference: Reference) -> Verification:
+def verify(folder: Path, probe: Probe, reference: Reference, company: Company) -> Verification:
     """Check the bundle in `folder` against the model. Raises ExportError naming what differs, and by how much.
 
     reference: the original model's outputs by kind. Where rows depend on their batch, the cascade runs them
     one by one, and so does what it's compared with.
     """
-    whole = reference
     rng = np.random.default_rng(_SEED)
     with Cascade.load(folder, threads=1) as cascade:
-        check = _Checks(cascade, probe, whole, rng)
+        check = _Checks(cascade, probe, reference, company, rng)
         sizes = [sizes for sizes, _ in probe.runs]
         try:
             worst = max(check.every_exit(s) for s in sizes)
@@ -105,10 +59,10 @@ def verify(folder: Path, probe: Probe, reference: Reference) -> Verification:
     )
 
 
-def verify_cascade_graph(folder: Path, probe: Probe, reference: Reference) -> None:
+def verify_cascade_graph(folder: Path, probe: Probe, reference: Reference, company: Company) -> None:
     """Check the cascade graph. Raises ExportError where its answers aren't the model's."""
     with Cascade.load(folder, threads=1) as cascade:
-        check = _Checks(cascade, probe, reference, np.random.default_rng(_SEED))
+        check = _Checks(cascade, probe, reference, company, np.random.default_rng(_SEED))
         try:
             for sizes, _ in probe.runs:
                 check.compaction(sizes)
@@ -121,26 +75,33 @@ def onnx_reference(path: Path, outputs: Outputs) -> Reference:
     session = plain_session(path, str(path))
 
     def run(inputs: Inputs) -> dict[str, list[np.ndarray[Any, Any]]]:
-        values = dict(zip(outputs.names, session.run(outputs.names, inputs), strict=True))
+        try:
+            values = dict(zip(outputs.names, session.run(outputs.names, inputs), strict=True))
+        except Exception as error:  # ONNX Runtime's own kinds
+            shapes = {name: list(array.shape) for name, array in inputs.items()}
+            raise ModelFails(f"the model fails on inputs of the shapes {shapes}: {one_line(error)}") from error
         return {kind: [values[n] for n in getattr(outputs, kind)] for kind in KINDS if getattr(outputs, kind)}
 
     return run
 
 
 class _Checks:
-    def __init__(self, cascade: Cascade, probe: Probe, whole: Reference, rng: np.random.Generator) -> None:
+    def __init__(
+        self, cascade: Cascade, probe: Probe, whole: Reference, company: Company, rng: np.random.Generator
+    ) -> None:
         self._cascade = cascade
         self._probe = probe
         self._whole = whole
+        self._company = company
         self._rng = rng
-        self._axes = _batch_axes(probe)
+        self._axes = batch_axes(probe.graph)
 
     def _reference(self, inputs: Inputs) -> dict[str, list[np.ndarray[Any, Any]]]:
         """The model's outputs; row by row where rows depend on their batch."""
         if self._cascade.manifest.rows_independent:
             return self._whole(inputs)
         count = next(a.shape[self._axes[n]] for n, a in inputs.items())
-        single = [self._whole(_take(inputs, [i], self._axes)) for i in range(count)]
+        single = [self._whole(take(inputs, [i], self._axes)) for i in range(count)]
         return {
             kind: [np.concatenate([s[kind][k] for s in single]) for k in range(len(single[0][kind]))]
             for kind in single[0]
@@ -159,20 +120,20 @@ class _Checks:
         }
         for kind, tensors in expected.items():
             for k, tensor in enumerate(tensors):
-                difference = _difference(np.asarray(got[kind][k]), tensor)
-                if not difference <= _TOLERANCE:
+                apart = difference(np.asarray(got[kind][k]), tensor)
+                if not apart <= _TOLERANCE:
                     raise ExportError(
-                        f"{kind}[{k}] of the cascade differs from the model's by {difference:.2g} of its spread at "
+                        f"{kind}[{k}] of the cascade differs from the model's by {apart:.2g} of its spread at "
                         f"{dict(sizes)}: the bundle wasn't written."
                     )
-        return max(
-            float(np.abs(a - b).max(initial=0.0)) for a, b in zip(records.logits, expected["logits"], strict=True)
-        )
+        pairs = zip(records.logits, expected["logits"], strict=True)
+        finite = [np.abs(a[both] - b[both]) for a, b in pairs if (both := np.isfinite(a) & np.isfinite(b)).any()]
+        return max((float(apart.max()) for apart in finite), default=0.0)
 
     def compaction(self, sizes: Mapping[str, int]) -> None:
         """Rows that leave at random exits, beside others that stay, get the model's logits at their exit."""
         sizes = {**sizes, "batch": 9}
-        inputs = self._probe.inputs(sizes)
+        inputs = self._company.different(sizes)  # copies of one row would all leave together
         records = self._cascade.record(inputs)
         exits = len(records.logits)
         for turn in range(4):
@@ -201,26 +162,12 @@ class _Checks:
             for name, value in self._cascade.run_graph(segment, made, segment.outputs).items():
                 if value.dtype.kind != "f":  # labels may differ where two classes tie to the last bit
                     continue
-                difference = _difference(value, made[name])
-                if not difference <= _TOLERANCE:
+                apart = difference(value, made[name])
+                if not apart <= _TOLERANCE:
                     raise ExportError(
-                        f"{segment.file}: {name!r} differs by {difference:.2g} of its spread from what its blocks give "
+                        f"{segment.file}: {name!r} differs by {apart:.2g} of its spread from what its blocks give "
                         f"at {dict(sizes)}: the bundle wasn't written."
                     )
-
-
-def _difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
-    """The largest difference, in units of the values' spread; NaN must meet NaN."""
-    if a.shape != b.shape:
-        return float("inf")
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    if not np.array_equal(np.isnan(a), np.isnan(b)):
-        return float("inf")
-    finite = np.isfinite(a) & np.isfinite(b)
-    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-        return float("inf")
-    spread = max(1.0, float(np.abs(b[finite]).max(initial=0.0)))
-    return float(np.abs(a[finite] - b[finite]).max(initial=0.0)) / spread
 
 
 def _softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

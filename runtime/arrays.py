@@ -73,6 +73,11 @@ def vector(values: ArrayLike, name: str, rows: int | None = None) -> Floats:
     return array
 
 
+def numbers(values: ArrayLike, name: str) -> Floats:
+    """A float64 array of any shape from numbers; texts that numpy would read as numbers are none."""
+    return _floating(np.asarray(values), name).astype(np.float64, copy=False)
+
+
 def _floating(array: Array, name: str) -> Array:
     if array.dtype.kind in "biu":
         return array.astype(np.float64)
@@ -168,6 +173,8 @@ def seed(value: int, name: str = "seed") -> int:
 
 def fraction(value: float, name: str, *, low_open: bool = True, high_open: bool = True) -> float:
     """A float between 0 and 1, ends excluded unless said otherwise."""
+    if not isinstance(value, int | float | np.integer | np.floating):
+        raise InputError(f"{name}: expected a number between 0 and 1, got {value!r}.")
     low_ok = value > 0 if low_open else value >= 0
     high_ok = value < 1 if high_open else value <= 1
     if not (low_ok and high_ok):

@@ -97,10 +97,15 @@ def check_new_folder(path: Path, *, marker: str, replace: bool = False, keep: Pa
         raise InputError(f"{path} is a link that leads nowhere: choose another place, or remove it.")
     if keep is not None and path.resolve() == keep.resolve():
         raise InputError(f"{path} is what is being read: choose another place for the result.")
-    if not replace:
-        raise InputError(f"{path} already exists and is not empty: choose another place, or ask to overwrite it.")
     if not (path / marker).is_file():
-        raise InputError(f"{path} has no {marker}, so it isn't what would be written here: it won't be overwritten.")
+        raise InputError(
+            f"{path} already exists, and has no {marker}, so it isn't what would be written here: it won't be "
+            "overwritten. Choose another place."
+        )
+    if not replace:
+        raise InputError(
+            f"{path} already exists: choose another place, or replace it by --overwrite (overwrite=True in Python)."
+        )
 
 
 def _beside(path: Path, kind: str) -> Path:

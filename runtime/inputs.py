@@ -22,7 +22,10 @@ def check_inputs(
     allow_nonfinite.
     """
     if not isinstance(inputs, Mapping):
-        raise InputError(f"inputs is a {type(inputs).__name__}, expected a mapping with {_names(manifest)}.")
+        raise InputError(
+            f"inputs is a {type(inputs).__name__}, expected a mapping with {_names(manifest)}"
+            f"{'; cascade.preprocess(rows) makes one of raw rows' if manifest.preprocess is not None else ''}."
+        )
     known = set(_names(manifest))
     unknown = [str(name) for name in inputs if name not in known]
     if unknown:
@@ -109,6 +112,7 @@ def _as_array(value: Any, given: Input) -> NDArray[Any]:
             raise InputError(f"input {given.name!r} is ragged: expected rows of one shape, {given.shape}.") from error
     if value.dtype == wanted:
         return value if value.flags.c_contiguous else np.ascontiguousarray(value).reshape(value.shape)
+    _refuse_texts(value, given)
     # uint8 pixels for a float input would be accepted by numpy, at 255 times the scale: kinds must match.
     kinds = _INTEGERS if wanted.kind in "iu" else wanted.kind
     both_float = value.dtype.kind == wanted.kind == "f"
@@ -121,12 +125,23 @@ def _as_array(value: Any, given: Input) -> NDArray[Any]:
     return np.ascontiguousarray(made).reshape(value.shape)
 
 
+def _refuse_texts(values: NDArray[Any], given: Input) -> None:
+    """Texts are never read as numbers: what "1,5" or "0x1" is to be is for the caller to say."""
+    if values.dtype.kind not in "USO":
+        return
+    for value in values.flat:
+        if value is None or isinstance(value, str | bytes):
+            shown = "None" if value is None else f"the text {value[:40]!r}"
+            raise InputError(f"input {given.name!r} holds {shown}, expected numbers of {given.dtype}, {given.shape}.")
+
+
 def convert(values: NDArray[Any], given: Input) -> NDArray[Any]:
     """Values whose dtype is an accident of their container (JSON, Parquet) as the model's dtype.
 
     Integers may become floats, floats of any width the model's; raises InputError for another kind, or
     integers out of range.
     """
+    _refuse_texts(values, given)
     wanted = np.dtype(given.dtype)
     kinds = _INTEGERS if wanted.kind in _INTEGERS else _INTEGERS + "f"
     if values.size and values.dtype.kind not in kinds:

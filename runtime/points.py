@@ -38,11 +38,22 @@ class OperatingPoint:
 
     def __post_init__(self) -> None:
         try:
-            thresholds = tuple(effective(float(t)) for t in self.thresholds)
-            object.__setattr__(self, "thresholds", thresholds)
-            object.__setattr__(self, "abstain_below", float(self.abstain_below))
+            given: Any = self.thresholds
+            if isinstance(given, bytes):  # whose items are numbers
+                raise TypeError
+            thresholds = tuple(effective(_number(t)) for t in given)
         except (TypeError, ValueError) as error:
-            raise InputError(f"operating point {self.name!r}: thresholds and abstain_below must be numbers.") from error
+            raise InputError(
+                f"operating point {self.name!r}: thresholds is {self.thresholds!r}, expected numbers, one an exit."
+            ) from error
+        try:
+            below = _number(self.abstain_below)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"operating point {self.name!r}: abstain_below is {self.abstain_below!r}, expected a number."
+            ) from error
+        object.__setattr__(self, "thresholds", thresholds)
+        object.__setattr__(self, "abstain_below", below)
         if math.isnan(self.abstain_below):
             raise InputError(
                 f"operating point {self.name!r}: abstain_below is NaN, expected log-odds; -inf never abstains."
@@ -110,6 +121,13 @@ def open_exits(thresholds: Sequence[float]) -> tuple[int, ...]:
 def full(exits: int) -> OperatingPoint:
     """The whole network for every row: nothing leaves early, nothing abstains."""
     return OperatingPoint((*[math.inf] * (exits - 1), -math.inf), name=FULL)
+
+
+def _number(value: Any) -> float:
+    """As a float; TypeError for a bool, or a text other than calibration.json's own: float() would read "0.5", too."""
+    if isinstance(value, str | bytes | bool | np.bool_) and value not in ("inf", "-inf"):
+        raise TypeError
+    return float(value)
 
 
 def _is_number(value: Any) -> bool:

@@ -126,7 +126,9 @@ class _Column:
             self.stream = path.open("r+b", buffering=0)
             return
         if begun:
-            raise InputError(f"{path}: not the file that was begun. Record again with overwrite.")
+            raise InputError(
+                f"{path}: not the file that was begun. Record again with --overwrite (overwrite=True in Python)."
+            )
         self.stream = path.open("w+b", buffering=0)
         self.stream.write(header.getvalue())
         self.stream.truncate(size)

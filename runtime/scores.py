@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
-from offramp.runtime.arrays import SCAN_VALUES, Array, Floats, Ints, for_each_block, matrix, row_blocks
+from offramp.runtime.arrays import SCAN_VALUES, Array, Floats, Ints, for_each_block, matrix, numbers, row_blocks
 from offramp.runtime.arrays import labels as check_labels
 from offramp.runtime.errors import InputError
 
@@ -121,7 +121,7 @@ def _chosen_labels(label: ArrayLike, z: Array) -> Ints:
 def _inverse_temperature(value: ArrayLike | None, classes: int) -> Floats | None:
     if value is None:
         return None
-    t = np.asarray(value, np.float64)
+    t = numbers(value, "inv_temperature")
     if t.shape not in ((), (classes,)):
         raise InputError(f"inv_temperature: expected one number or {classes} of them, got shape {t.shape}.")
     if not (np.isfinite(t) & (t > 0)).all():
@@ -138,14 +138,14 @@ def _result_type(z: Array) -> np.dtype[Any]:
 
 def sigmoid(log_odds: ArrayLike) -> Floats:
     """1 / (1 + exp(−s)) in float64, without overflow; NaN stays NaN."""
-    s = np.asarray(log_odds, np.float64)
+    s = numbers(log_odds, "log_odds")
     small = np.exp(-np.abs(s))
     return np.where(s >= 0, 1.0, small) / (1.0 + small)
 
 
 def logit(probability: ArrayLike) -> Floats:
     """log(p / (1 − p)) in float64 for p in [0, 1], saturated at ±float32's largest."""
-    p = np.asarray(probability, np.float64)
+    p = numbers(probability, "probability")
     if ((p < 0) | (p > 1)).any():
         raise InputError("probability: expected numbers in [0, 1].")
     with np.errstate(divide="ignore"):
@@ -159,7 +159,7 @@ def softmax(logits: ArrayLike, inv_temperature: ArrayLike | None = None, *, out:
     all at −inf is uniform, a row with a NaN is NaN.
     """
     z = matrix(logits)
-    t = None if inv_temperature is None else np.asarray(inv_temperature, np.float64)
+    t = None if inv_temperature is None else numbers(inv_temperature, "inv_temperature")
     if t is not None and t.shape not in ((), (len(z),)):
         raise InputError(f"inv_temperature: expected one number or {len(z)} of them, got shape {t.shape}.")
     result = np.empty(z.shape, _result_type(z)) if out is None else out

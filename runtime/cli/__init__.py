@@ -44,7 +44,7 @@ COMMANDS = {
 }
 
 EXAMPLES = {
-    "export": "offramp export model.py:build --example model.py:example_inputs --dynamic model.py:axes --out bundle/",
+    "export": "offramp export model.py:build --example model.py:example_inputs --classes model.py:classes --out b/",
     "record": "offramp record bundle/ val.npz --out records/",
     "calibrate": "offramp calibrate bundle/ records/ --budget balanced=0.4 --max-drop 0.5% --abstain-risk 2%",
     "evaluate": "offramp evaluate bundle/ test.npz",
@@ -106,7 +106,7 @@ def _run(argv: list[str], asked: str) -> int:
         if name == asked:
             loaded = importlib.import_module(module)
             loaded.add_arguments(command)
-            command.epilog = f"{command.epilog or ''} Example: {EXAMPLES[name]}".strip()
+            command.epilog = f"{command.epilog or ''}\nExample: {EXAMPLES[name]}".strip()
             # Options may stand between the positionals, too; subparsers by themselves don't allow it.
             return int(loaded.run(command.parse_intermixed_args(argv[1:])))
     if not argv:

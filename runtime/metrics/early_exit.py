@@ -41,7 +41,7 @@ def _scores(scores: ArrayLike, shape: tuple[int, ...]) -> Array:
 
 
 def _cost(cost: ArrayLike, shape: tuple[int, ...]) -> Floats:
-    c = np.asarray(cost, np.float64)
+    c = arrays.numbers(cost, "cost")
     c = np.broadcast_to(c[:, None], shape) if c.shape == shape[:1] else c
     if c.shape != shape or not np.isfinite(c).all():
         raise InputError(f"cost: expected finite numbers of shape {shape[:1]} or {shape}, got shape {c.shape}.")
@@ -94,7 +94,7 @@ def eef1(scores: ArrayLike, correct: ArrayLike, thresholds: ArrayLike) -> Floats
 
 
 def _bars(thresholds: ArrayLike, exits: int) -> Floats:
-    bars = np.asarray(thresholds, np.float64)
+    bars = arrays.numbers(thresholds, "thresholds")
     if bars.shape == (exits - 1,):
         bars = np.append(bars, -np.inf)
     if bars.shape != (exits,) or np.isnan(bars).any():
@@ -137,7 +137,7 @@ def cost_accuracy(
             -1, len(s)
         )
     else:
-        bars = np.array([_bars(one, len(s)) for one in np.atleast_2d(np.asarray(thresholds, np.float64))])
+        bars = np.array([_bars(one, len(s)) for one in np.atleast_2d(arrays.numbers(thresholds, "thresholds"))])
     rows = np.arange(s.shape[1])
     spent, hit = np.full(len(bars), np.nan), np.full(len(bars), np.nan)
     if len(rows):
@@ -218,7 +218,7 @@ def expected_loss(predicted: ArrayLike, labels: ArrayLike, loss: ArrayLike, abst
     With `abstain` (N,) flags the matrix is (C, C + 1), its last column the price of not answering. Rows
     labelled −1 are left out. NaN without rows.
     """
-    matrix = np.asarray(loss, np.float64)
+    matrix = arrays.numbers(loss, "loss")
     extra = 0 if abstain is None else 1
     if matrix.ndim != 2 or matrix.shape[1] != matrix.shape[0] + extra or not np.isfinite(matrix).all():
         shape = "(classes, classes)" if abstain is None else "(classes, classes + 1)"

@@ -51,7 +51,9 @@ def paired_difference_interval(lost: ArrayLike, won: ArrayLike, total: ArrayLike
     paired-sample design".
     """
     z = NormalDist().inv_cdf((1 + arrays.fraction(confidence, "confidence")) / 2)
-    b, c, n = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (lost, won, total)))
+    b, c, n = np.broadcast_arrays(
+        *(arrays.numbers(x, name) for x, name in ((lost, "lost"), (won, "won"), (total, "total")))
+    )
     if (b < 0).any() or (c < 0).any() or (b + c > n).any():
         raise InputError("lost, won: expected counts of at least 0 that together are at most total.")
     n = np.where(n > 0, n, np.nan)

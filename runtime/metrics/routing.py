@@ -25,7 +25,7 @@ def routing_entropy(weights: ArrayLike) -> Floats:
     weights: α (N, tokens, T) or (N, T), softmax over the T prior states. NaN for T = 1, which is left out of
     every profile.
     """
-    alpha = np.asarray(weights, np.float64)
+    alpha = arrays.numbers(weights, "weights")
     if alpha.ndim == 2:
         alpha = alpha[:, None, :]
     if alpha.ndim != 3 or 0 in alpha.shape[1:]:
@@ -53,12 +53,12 @@ class Profile:
 
     def weighted(self, confidence: ArrayLike) -> Floats:
         """r_agg·c."""
-        return self.r_agg * np.asarray(confidence, np.float64)
+        return self.r_agg * arrays.numbers(confidence, "confidence")
 
 
 def profile(routing: ArrayLike) -> Profile:
     """From (L, N) normalised entropies of the sub-layers that an exit has seen; all-NaN layers are left out."""
-    h = np.asarray(routing, np.float64)
+    h = arrays.numbers(routing, "routing")
     if h.ndim != 2:
         raise InputError(f"routing: expected shape (layers, rows), got {h.shape}.")
     if h.shape[1]:
@@ -74,7 +74,7 @@ def tertiles(feature: ArrayLike, cuts: ArrayLike | None = None) -> Ints:
     rho = arrays.vector(feature, "feature")
     if not len(rho):
         return np.zeros(0, np.int64)
-    at = np.quantile(rho, [1 / 3, 2 / 3]) if cuts is None else np.asarray(cuts, np.float64)
+    at = np.quantile(rho, [1 / 3, 2 / 3]) if cuts is None else arrays.numbers(cuts, "cuts")
     if at.shape != (2,):
         raise InputError(f"cuts: expected two numbers, got shape {at.shape}.")
     return np.asarray((rho > at[0]).astype(np.int64) + (rho > at[1]))
@@ -261,7 +261,7 @@ def _p_value(null: Floats, observed: float) -> float:
 
 def holm(p_values: ArrayLike) -> Floats:
     """Holm's adjusted p-values, in the order given; NaN ones (nothing was tested) stay NaN and don't count."""
-    p = np.asarray(p_values, np.float64)
+    p = arrays.numbers(p_values, "p_values")
     adjusted: Any = np.full(p.shape, NAN)
     known = np.flatnonzero(~np.isnan(p))
     order = known[np.argsort(p[known], kind="stable")]

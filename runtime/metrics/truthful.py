@@ -43,8 +43,8 @@ def lince(
     reports u and outcomes φ(y): (N,), or (N, d) with `groups` (N,), any partition that doesn't depend on the
     outcomes. Fixed bins are for reports in [0, 1]. Weighted: Σ_B ‖Σ w(u − φ)‖² / (Σw)². NaN without rows.
     """
-    u = np.asarray(reports, np.float64)
-    phi = np.asarray(outcomes, np.float64)
+    u = arrays.numbers(reports, "reports")
+    phi = arrays.numbers(outcomes, "outcomes")
     if u.shape != phi.shape or u.ndim not in (1, 2):
         raise InputError(f"outcomes: expected the shape of reports, {u.shape}, got {phi.shape}.")
     if groups is None and u.ndim == 2:

@@ -42,7 +42,7 @@ def cascade_inputs(scores: ArrayLike, flops: ArrayLike) -> tuple[Array, Floats]:
     if s.dtype.kind != "f":
         s = s.astype(np.float64)
     arrays.refuse_nan(np.isnan(s).any(axis=0), "scores")
-    cost = np.asarray(flops, np.float64)
+    cost = arrays.numbers(flops, "flops")
     if cost.shape == s.shape[:1]:
         cost = np.broadcast_to(cost[:, None], s.shape)
     if cost.shape != s.shape:
@@ -69,7 +69,7 @@ def thresholds_for_shares(scores: ArrayLike, shares: ArrayLike) -> tuple[float, 
     s = np.asarray(scores)
     if s.ndim != 2 or not s.shape[0]:
         raise InputError(f"scores: expected shape (exits, rows), got {s.shape}.")
-    wanted = np.asarray(shares, np.float64)
+    wanted = arrays.numbers(shares, "shares")
     if wanted.shape != s.shape[:1] or not (wanted >= 0).all() or wanted.sum() > 1 + _SLACK:
         raise InputError(f"shares: expected {s.shape[0]} numbers ≥ 0 that sum to at most 1, got {wanted.tolist()}.")
     rows = s.shape[1]

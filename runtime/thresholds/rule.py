@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
-from offramp.runtime.arrays import Array, Bools, Ints
+from offramp.runtime.arrays import Array, Bools, Ints, numbers
 from offramp.runtime.errors import InputError
 
 # Right after a run of ONNX Runtime a call into numpy costs ten times what it does in a hot loop; a few rows are
@@ -56,7 +56,7 @@ def leave_at(scores: Array, thresholds: ArrayLike) -> Ints:
 
     thresholds: (J,). Raises InputError for another number of them, or a NaN among them.
     """
-    bars = np.asarray(thresholds, np.float64)
+    bars = numbers(thresholds, "thresholds")
     if bars.shape != scores.shape[:1] or np.isnan(bars).any():
         raise InputError(f"thresholds: expected {len(scores)} numbers, none of them NaN, got {bars.tolist()}.")
     exits: Ints = np.full(scores.shape[1], len(bars) - 1, np.int64)

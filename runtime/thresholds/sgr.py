@@ -39,8 +39,8 @@ def risk_bound(errors: ArrayLike, rows: ArrayLike, level: float) -> Floats:
     from scipy.special import betaincinv
 
     level = arrays.fraction(level, "level")
-    k = np.asarray(errors, np.float64)
-    m = np.asarray(rows, np.float64)
+    k = arrays.numbers(errors, "errors")
+    m = arrays.numbers(rows, "rows")
     if not ((k >= 0) & (k <= m) & np.isfinite(m)).all():
         raise InputError("errors, rows: expected counts with 0 ≤ errors ≤ rows.")
     inside = k < m

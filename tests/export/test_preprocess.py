@@ -201,7 +201,7 @@ def test_a_manifest_whose_pictures_do_not_fit_is_refused(pictures, tmp_path, cha
     [
         ({"kind": "sound"}, "preprocess"),
         ({"tokenizer": "/nowhere.json"}, "preprocess.tokenizer is '/nowhere.json', expected the path of a file"),
-        ({"max_length": "long"}, "preprocess: .*max_length"),
+        ({"max_length": "long"}, "preprocess.max_length is 'long', expected int"),
         ({"ids": "nothing"}, "preprocess"),
         ({"sample": ["is " * 70], "max_length": 100}, "its sample can't be answered"),
     ],

@@ -7,7 +7,8 @@ from offramp.export import export_bundle
 from offramp.export.graph import prepare, read_onnx
 from offramp.export.outputs import Outputs
 from offramp.export.probe import Probe
-from offramp.export.verify import onnx_reference, rows_are_independent, verify, verify_cascade_graph
+from offramp.export.rows import keep_company
+from offramp.export.verify import onnx_reference, verify, verify_cascade_graph
 from offramp.export.writing.weights import WeightFile
 from offramp.runtime import ExportError
 from onnx import TensorProto, helper
@@ -39,13 +40,14 @@ def model(path):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The bundle, the probe of its model, and what the model says."""
+    """The bundle, the probe of its model, what the model says, and the company that its rows keep."""
     folder = tmp_path_factory.mktemp("verify")
     path = model(folder / "m.onnx")
     graph = prepare(read_onnx(path), OUTPUTS)
     example = {"x": np.random.default_rng(1).standard_normal((4, 4)).astype(np.float32)}
     probe = Probe(graph, WeightFile(folder, graph.weights), folder, example)
-    return export_bundle(path, None, folder / "b"), probe, onnx_reference(path, OUTPUTS)
+    reference = onnx_reference(path, OUTPUTS)
+    return export_bundle(path, None, folder / "b"), probe, reference, keep_company(probe, reference)
 
 
 def off(reference, kind, k, change):
@@ -60,12 +62,12 @@ def off(reference, kind, k, change):
 
 
 def test_a_bundle_of_its_model_passes_with_the_difference_seen(made):
-    bundle, probe, reference = made
-    found = verify(bundle, probe, reference)
+    bundle, probe, reference, company = made
+    found = verify(bundle, probe, reference, company)
     assert 0 <= found.summary["max_difference"] < 1e-5
     assert found.summary["sizes"] == [sizes for sizes, _ in probe.runs]
     assert found.pads == {}
-    verify_cascade_graph(bundle, probe, reference)
+    verify_cascade_graph(bundle, probe, reference, company)
 
 
 @pytest.mark.parametrize(
@@ -80,22 +82,22 @@ def test_a_bundle_of_its_model_passes_with_the_difference_seen(made):
     ],
 )
 def test_a_bundle_of_another_model_is_refused_by_the_exit_that_differs(made, exit, change):
-    bundle, probe, reference = made
+    bundle, probe, reference, company = made
     with pytest.raises(ExportError, match=rf"^logits\[{exit}\] of the cascade differs .* the bundle wasn't written"):
-        verify(bundle, probe, off(reference, "logits", exit, change))
+        verify(bundle, probe, off(reference, "logits", exit, change), company)
 
 
 def test_a_difference_of_rounding_is_none(made):
-    bundle, probe, reference = made
-    found = verify(bundle, probe, off(reference, "logits", 1, lambda z: z * np.float32(1 + 1e-5)))
+    bundle, probe, reference, company = made
+    found = verify(bundle, probe, off(reference, "logits", 1, lambda z: z * np.float32(1 + 1e-5)), company)
     assert 0 < found.summary["max_difference"] < 1e-3
 
 
 def test_rows_that_do_not_look_at_each_other_are_independent(made):
-    _, probe, reference = made
-    independent, seen = rows_are_independent(probe, reference)
-    assert independent
-    assert seen < 1e-5
+    _, probe, reference, _ = made
+    company = keep_company(probe, reference)
+    assert company.independent
+    assert company.difference < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -108,15 +110,15 @@ def test_rows_that_do_not_look_at_each_other_are_independent(made):
     ],
 )
 def test_what_depends_on_the_rows_beside_it_or_on_its_place_is_seen(made, mix):
-    _, probe, reference = made
-    independent, seen = rows_are_independent(probe, off(reference, "logits", 1, mix))
-    assert not independent
-    assert seen > 1e-4
+    _, probe, reference, _ = made
+    company = keep_company(probe, off(reference, "logits", 1, mix))
+    assert not company.independent
+    assert company.difference > 1e-4
 
 
 def test_a_model_that_answers_differently_each_time_is_refused_by_its_exit(made):
-    _, probe, reference = made
+    _, probe, reference, _ = made
     rng = np.random.default_rng(0)
     noisy = off(reference, "logits", 1, lambda z: z + rng.standard_normal(z.shape))
     with pytest.raises(ExportError, match=r"exit 1 gives other logits for the same input: the model is random"):
-        rows_are_independent(probe, noisy)
+        keep_company(probe, noisy)

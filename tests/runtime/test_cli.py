@@ -100,6 +100,49 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, ar
     assert list(tmp_path.iterdir()) == []
 
 
+def takes_overwrite(command):
+    parser = argparse.ArgumentParser()
+    importlib.import_module(COMMANDS[command][0]).add_arguments(parser)
+    return "--overwrite" in parser.format_usage()
+
+
+def test_overwrite_is_named_where_it_helps_and_only_there(capsys, tmp_path):
+    np.savez(tmp_path / "d.npz", x=sample.heldout()[0])
+    lines = {
+        "record": (["record", sample.BUNDLE, tmp_path / "d.npz"], "records.json"),
+        "repack": (["repack", sample.BUNDLE, "--exits", "0"], "manifest.json"),
+        "export": (["export", tmp_path / "m.onnx"], "manifest.json"),
+    }
+    # tests/runtime/jobs/auditing has the audit, which needs a model with routing.
+    assert {*lines, "audit"} == {command for command in COMMANDS if takes_overwrite(command)}
+    for command, (line, marker) in lines.items():
+        out = tmp_path / command
+        out.mkdir()
+        (out / "thesis.txt").write_text("years")
+        code, _, err = run(capsys, *line, "--out", out)
+        assert code == 2, command
+        assert f"already exists, and has no {marker}" in err, command
+        assert "--overwrite" not in err, command
+        (out / marker).write_text("{}")
+        code, _, err = run(capsys, *line, "--out", out)
+        assert code == 2, command
+        assert "already exists: choose another place, or replace it by --overwrite" in err, command
+        assert (out / "thesis.txt").read_text() == "years"
+
+
+def test_the_help_of_export_says_what_its_functions_return(capsys):
+    code, out, _ = run(capsys, "export", "--help")
+    assert code == 0
+    for function in ("build", "example_inputs", "dynamic_axes", "classes"):
+        assert f"def {function}():" in out
+    assert '{"input_ids": {0: "batch", 1: "seq"}' in out
+    said = " ".join(out.split())
+    assert "{name: tensor or array}" in said
+    assert "{input: {axis: name}}" in said
+    assert "a list of one string a logit" in said
+    assert "Example: offramp export model.py:build" in said
+
+
 @pytest.mark.parametrize("out", ["/dev/null/x", "/proc/x"])
 def test_a_place_that_cannot_be_written_is_one_line(capsys, tmp_path, out):
     np.savez(tmp_path / "d.npz", x=sample.heldout()[0][:2])

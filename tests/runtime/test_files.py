@@ -92,7 +92,7 @@ def test_overwriting_replaces_only_a_folder_of_the_same_kind_and_never_the_sourc
     same.mkdir()
     (precious / "thesis.txt").write_text("years")
     (same / "records.json").write_text("{}")
-    with pytest.raises(InputError, match=r"home has no records\.json"):
+    with pytest.raises(InputError, match=r"home already exists, and has no records\.json"):
         check_new_folder(precious, marker="records.json", replace=True)
     with pytest.raises(InputError, match="is what is being read"):
         check_new_folder(same, marker="records.json", replace=True, keep=same)

@@ -79,7 +79,7 @@ def test_stopping_at_an_exit_answers_everybody_there_a_nan_too():
         ((1.0, math.nan, -math.inf), 0.0, "none of them NaN"),
         ((1.0, -math.inf), math.nan, "abstain_below is NaN"),
         ((1.0, 2.0), 0.0, "the last threshold is 2.0, expected -inf.* It was given 2 thresholds"),
-        (("high", -math.inf), 0.0, "must be numbers"),
+        (("high", -math.inf), 0.0, "expected numbers, one an exit"),
     ],
 )
 def test_operating_points_that_make_no_sense_are_refused(thresholds, below, message):

@@ -111,7 +111,7 @@ def test_the_command_prints_the_verdict_and_refuses_in_one_line(audited, tmp_pat
     assert main([*command, "--overwrite", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["yes"] is False
     assert main(command) == 2
-    assert "already exists" in capsys.readouterr().err
+    assert "already exists: choose another place, or replace it by --overwrite" in capsys.readouterr().err
 
 
 def test_records_of_another_bundle_and_models_without_routing_are_refused(audited, tmp_path):
