@@ -25,6 +25,7 @@ def answer_cascade_graph(call: Call, run: RunCascade, again: Again) -> Predictio
     if call.rows == 1 and not call.fetch:
         return _lone(call, run(call.arrays), again)
     for start in range(0, call.rows, call.limit):
+        call.go_on()
         ids = np.arange(start, min(start + call.limit, call.rows))
         _piece(call, run(call.take(ids)), ids)
     return call.predictions(again)

@@ -21,7 +21,8 @@ from typing import Any
 from weakref import WeakSet
 
 from offramp.runtime.bundle import Bundle
-from offramp.runtime.errors import BundleError, CascadeClosed, InputError, RuntimeUnavailable
+from offramp.runtime.errors import BundleError, InputError, RuntimeUnavailable
+from offramp.runtime.execution.calls import Calls
 from offramp.runtime.execution.cpu.memory import release_mapped
 
 _INSTALL = "pip install onnxruntime (or onnxruntime-gpu on a machine with CUDA)"
@@ -205,8 +206,7 @@ class Sessions:
         self._providers = providers
         self._open: dict[str, RunSession] | None = {}
         self._lock = threading.Lock()
-        self._calls, self._closing = 0, False
-        self._process = os.getpid()
+        self.calls = Calls(self._let_go)
         keep_in_children(self)
 
     @property
@@ -225,8 +225,8 @@ class Sessions:
         Raises CascadeClosed after close(), or in a forked child, whose copies of the threads don't run.
         """
         opened = self._open
-        if opened is None or self._process != os.getpid():
-            raise self._closed()
+        if opened is None or self.calls.forked:
+            raise self.calls.refusal()
         session = opened.get(file)
         if session is None:
             with self._lock:
@@ -247,34 +247,9 @@ class Sessions:
                         release_mapped(self._bundle.folder)
         return session
 
-    def begin(self) -> None:
-        """A call starts: until its `end` sessions stay, and more can be opened, whoever closes. Raises as `get`."""
-        if self._process != os.getpid():  # its copy of the lock may be taken for ever
-            raise self._closed()
-        with self._lock:
-            if self._closing:
-                raise self._closed()
-            self._calls += 1
-
-    def end(self) -> None:
-        with self._lock:
-            self._calls -= 1
-            if self._closing and not self._calls:
-                self._open = None
-
     def close(self) -> None:
         """Take no more calls, and let go of the sessions when the last one has ended."""
-        if self._process != os.getpid():
-            return
-        with self._lock:
-            self._closing = True
-            if not self._calls:
-                self._open = None
+        self.calls.close()
 
-    def _closed(self) -> CascadeClosed:
-        if self._process != os.getpid():
-            return CascadeClosed(
-                f"this cascade was loaded in process {self._process} and a forked process can't use its threads: "
-                "call Cascade.load in the process that predicts."
-            )
-        return CascadeClosed("this cascade is closed: load it again.")
+    def _let_go(self) -> None:
+        self._open = None
