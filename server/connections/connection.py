@@ -36,11 +36,12 @@ class Lingering:
     def close(self) -> None:
         if self.is_closing():
             return
-        if not self._transport.can_write_eof():
+        try:
+            self._transport.write_eof()
+        except (OSError, NotImplementedError):  # the client has just reset it
             self._transport.close()
             return
         self.since = self._connection.loop.time()
-        self._transport.write_eof()
         self._connection.flow.resume_reading()  # and drop: what is left in the socket would make its end a reset
 
     def finish(self) -> None:
@@ -80,7 +81,7 @@ class Connection(H11Protocol):
     def look(self, now: float) -> None:
         limits = self._crowd.settings
         if self._lingered(now) or self._unread(now, limits.write_timeout):
-            self.transport.abort()
+            self.cut_off()
         elif self.transport.is_closing() or self.working:
             return
         elif self._head_since is not None and now - self._head_since > limits.header_timeout:
@@ -92,9 +93,12 @@ class Connection(H11Protocol):
         if not self.transport.is_closing() and not self.working and not self.unsent:
             self._refuse(503, "too many connections. Try again later.")
         if self.unsent:
-            self.transport.abort()
+            self.cut_off()
         else:
             self._lingering.finish()
+
+    def cut_off(self) -> None:
+        self.transport.abort()
 
     def drain(self) -> None:
         if self._awaits_body and not self.transport.is_closing():
@@ -132,7 +136,8 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = self._crowd.heard = self.loop.time()
+        self._heard = self.loop.time()
+        self._crowd.hear(self, self._heard)
         if self.transport.is_closing():
             return  # it has its answer, and only reads
         between = self.cycle is None or self.cycle.response_complete

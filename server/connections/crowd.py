@@ -1,12 +1,14 @@
 """All connections of a server: how many there may be, who has to go, and what waits to be read."""
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections import OrderedDict
 from typing import Protocol
 
 from offramp.server.memory import Memory
 from offramp.server.settings import Settings
 
+_log = logging.getLogger("uvicorn.error.offramp")
 _SWEEP = 0.25  # seconds between two looks at what every client does
 
 
@@ -31,6 +33,9 @@ class Member(Protocol):
     def make_way(self) -> None:
         """Go at once: another needs the place."""
 
+    def cut_off(self) -> None:
+        """Go at once, whatever is on its way."""
+
     def drain(self) -> None:
         """The server is stopping: what isn't here whole is refused."""
 
@@ -44,7 +49,7 @@ class Crowd:
         self.most = most
         self.draining = False
         self.heard = 0.0  # loop time of the last sign of any client
-        self._members: set[Member] = set()
+        self._members: OrderedDict[Member, None] = OrderedDict()  # who has been silent for longest comes first
         self._memory = memory
         self._unsent = 0
         memory.unsent = lambda: self._unsent
@@ -60,29 +65,34 @@ class Crowd:
 
     def enter(self, member: Member) -> bool:
         """Take a connection in. False if there is no room: every other has a request in work."""
-        if len(self._members) >= self.most and not self._make_room(lambda one: one.idle_since is not None):
-            return False
-        self._members.add(member)
+        if len(self._members) >= self.most:
+            idle = next((one for one in self._members if one.idle_since is not None), None)
+            if idle is None:
+                return False
+            self._let_go(idle)
+        self._members[member] = None
         return True
 
     def leave(self, member: Member) -> None:
-        self._members.discard(member)
+        self._members.pop(member, None)
+
+    def hear(self, member: Member, now: float) -> None:
+        """A client has sent something."""
+        self.heard = now
+        if member in self._members:
+            self._members.move_to_end(member)
 
     def count_unsent(self) -> None:
         """Answers have been written, or read. Above the limit clients that don't read have to go."""
         self._unsent = sum(member.unsent for member in self._members)
-        while self._unsent > self._memory.limit and self._make_room(lambda one: one.unsent > 0):
-            self._unsent = sum(member.unsent for member in self._members)
+        while self._unsent > self._memory.limit:
+            slowest = min((one for one in self._members if one.unsent), key=lambda one: one.idle_since or 0.0)
+            self._unsent -= slowest.unsent
+            self._let_go(slowest)
 
-    def _make_room(self, among: Callable[[Member], bool]) -> bool:
-        """Let go of the one that waits longest for its client. False if there is none."""
-        waiting = [member for member in self._members if among(member) and member.idle_since is not None]
-        if not waiting:
-            return False
-        longest = min(waiting, key=lambda member: member.idle_since or 0.0)
-        self.leave(longest)
-        longest.make_way()
-        return True
+    def _let_go(self, member: Member) -> None:
+        self.leave(member)
+        member.make_way()
 
     async def watch(self) -> None:
         """Look at every client from time to time, for ever. One timer for all costs less than one a request."""
@@ -91,7 +101,11 @@ class Crowd:
             await asyncio.sleep(_SWEEP)
             now = loop.time()
             for member in list(self._members):
-                member.look(now)
+                try:
+                    member.look(now)
+                except Exception:  # whatever is wrong with one, the others are still looked at
+                    _log.exception("a connection is cut off: it can't be looked at")
+                    member.cut_off()
             self.count_unsent()
 
     def drain(self) -> None:

@@ -25,8 +25,8 @@ BACKLOG = 2048
 """Connections that wait to be accepted."""
 
 # So many are accepted in one turn of the event loop: asyncio takes as many as its backlog says, and would take all
-# descriptors there are before any connection is looked at.
-_ACCEPTED_AT_ONCE = 64
+# descriptors there are before any connection is looked at. Four turns pass until one that had to give way is closed.
+_ACCEPTED_AT_ONCE, _TURNS = 32, 4
 _DESCRIPTORS = 64  # for everything else: the bundle's files, the log, who has been turned away
 _QUIET = 0.1  # seconds without a sign of any client, after which nothing that was on its way is cut off
 _FLUSH = 1.0  # of the drain's seconds, at most: for answers on their way behind the engine's last
@@ -139,7 +139,7 @@ def _affordable(wanted: int) -> int:
         import resource
     except ImportError:  # Windows has no such limit
         return wanted
-    needed = wanted + _ACCEPTED_AT_ONCE + _DESCRIPTORS + _open_descriptors()
+    needed = wanted + _TURNS * _ACCEPTED_AT_ONCE + _DESCRIPTORS + _open_descriptors()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
