@@ -45,6 +45,7 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await engine.close(settings.drain_timeout)
+        counters.close()
         if not given:
             cascade.close()
 

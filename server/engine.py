@@ -125,7 +125,6 @@ class DirectEngine:
         self._open, self._last = True, math.inf
         self._jobs: set[_Job] = set()  # of callers that wait; the event loop's alone
         self._rows, self._flops = _Speed(), _Speed()
-        metrics.watch_queue(lambda: self._queued_rows)
 
     @property
     def ready(self) -> bool:
@@ -177,7 +176,7 @@ class DirectEngine:
                     self._rows.seconds_for(self._queued_rows),
                 )
             self._waiting[query.priority][job] = None
-            self._queued_rows += query.rows
+            self._count(query.rows)
             self._unfinished += 1
             self._start_lanes()
             self._change.notify()
@@ -189,8 +188,12 @@ class DirectEngine:
             job.abandoned = True
             if job in self._waiting[job.query.priority]:
                 del self._waiting[job.query.priority][job]
-                self._queued_rows -= job.query.rows
+                self._count(-job.query.rows)
                 self._unfinished -= 1
+
+    def _count(self, rows: int) -> None:
+        self._queued_rows += rows
+        self._metrics.queued(self._queued_rows)
 
     def _start_lanes(self) -> None:
         # On the first query rather than at construction: a fork in between would lose the threads.
@@ -227,7 +230,7 @@ class DirectEngine:
                 for level in self._waiting.values():
                     if level:
                         job, _ = level.popitem(last=False)
-                        self._queued_rows -= job.query.rows
+                        self._count(-job.query.rows)
                         return job
                 if not self._open:
                     return None
