@@ -99,6 +99,15 @@ class _Speed:
         return min(amount / self.per_second, 60.0) if self.per_second else 1.0
 
 
+def rows_at_once(row_flops: int, flops_per_second: float = 0.0) -> int:
+    """Rows of a piece: a long row costs more, and who leaves waits for one piece to end.
+
+    flops_per_second: what has run lately, 0 if nothing has.
+    """
+    most = max(_PIECE_FLOPS, flops_per_second * _PIECE_SECONDS)
+    return max(1, min(_PIECE, int(most / max(row_flops, 1))))
+
+
 class DirectEngine:
     """Runs each query by itself, in lanes: threads of their own, so the event loop is never held up.
 
@@ -218,11 +227,6 @@ class DirectEngine:
                     self._unfinished -= 1
                 del job
 
-    def _rows_at_once(self, row_flops: int) -> int:
-        """Rows of a piece: a long row costs more, and who leaves waits for one piece to end."""
-        most = max(_PIECE_FLOPS, self._flops.per_second * _PIECE_SECONDS)
-        return max(1, min(_PIECE, int(most / max(row_flops, 1))))
-
     def _next(self) -> _Job | None:
         """The job whose turn it is; waits for one. None when the engine has closed."""
         with self._change:
@@ -243,9 +247,9 @@ class DirectEngine:
         answers = Answers(query.rows, len(cascade.classes) if query.probabilities else None)
         fetch = ("probabilities",) if query.probabilities else ()
         for group in query.groups:
-            at = 0
+            at, row_flops = 0, int(cascade.row_flops(group.sizes)[query.max_exit])
             while at < len(group.positions):
-                rows = slice(at, at + self._rows_at_once(int(cascade.row_flops(group.sizes)[query.max_exit])))
+                rows = slice(at, at + rows_at_once(row_flops, self._flops.per_second))
                 piece = rows_of(group.arrays, cascade.manifest, rows.start, rows.stop)
                 started = time.monotonic()
                 try:

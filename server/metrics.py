@@ -42,9 +42,7 @@ class Metrics:
         """points: names of the operating points that can be asked for."""
         folder = os.environ.get(_SHARED)
         if folder is not None and not Path(folder).is_dir():
-            raise InputError(
-                f"{_SHARED} is {folder!r}: there is no such folder. Make it, empty, or unset the variable."
-            )
+            raise InputError(f"{_SHARED} is {folder!r}: no such folder. Make an empty one, or unset it.")
         self.shared = folder is not None
         # A worker process that counts for itself alone: whoever asks /metrics gets another one each time.
         self.partial = not self.shared and multiprocessing.parent_process() is not None

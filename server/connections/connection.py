@@ -1,6 +1,9 @@
 """One client's connection: uvicorn's, with an end to its patience."""
 
 import asyncio
+import os
+import socket
+import struct
 import uuid
 from typing import Any
 
@@ -14,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 _LINGER = 2.0  # seconds that a client which still sends gets to read its answer before the connection is cut
 _LEAST_TAKEN = 64 * 2**10  # bytes of an answer that count as reading it
 _TURNED_AWAY = 0.5  # the same for one that there was no place for
+_RESET = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 _AHEAD = 64 * 2**10  # bytes behind the request in work that are read, to hear of its client's departure
 _CLOSE = (b"connection", b"close")
 _REASONS = {408: b"Request Timeout", 503: b"Service Unavailable"}
@@ -86,6 +90,8 @@ class Connection(H11Protocol):
             return
         elif self._head_since is not None and now - self._head_since > limits.header_timeout:
             self._refuse(408, f"the request's head didn't arrive within {limits.header_timeout:g} seconds.")
+        elif self._crowd.draining:
+            self.drain()
         elif self._awaits_body and now - self._heard > limits.body_timeout:
             self._refuse(408, f"nothing of the request body came for {limits.body_timeout:g} seconds.")
 
@@ -98,6 +104,8 @@ class Connection(H11Protocol):
             self._lingering.finish()
 
     def cut_off(self) -> None:
+        # A reset: what the system has taken for a client that doesn't read would stay with it after the close.
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
 
     def drain(self) -> None:

@@ -27,6 +27,8 @@ BACKLOG = 2048
 # So many are accepted in one turn of the event loop: asyncio takes as many as its backlog says, and would take all
 # descriptors there are before any connection is looked at. Four turns pass until one that had to give way is closed.
 _ACCEPTED_AT_ONCE, _TURNS = 32, 4
+# Bytes of an answer that the system takes for each client; by itself it takes megabytes, which nobody counts.
+_SEND_BUFFER = 256 * 2**10
 _DESCRIPTORS = 64  # for everything else: the bundle's files, the log, who has been turned away
 _QUIET = 0.1  # seconds without a sign of any client, after which nothing that was on its way is cut off
 _FLUSH = 1.0  # of the drain's seconds, at most: for answers on their way behind the engine's last
@@ -69,6 +71,7 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)  # asyncio has set it to what is accepted at once
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # its connections inherit it
         self._watching = self._loop.create_task(self._crowd.watch())
         with suppress(OSError, OutputLost):  # a server is no worse for a full or closed stdout
             print(self._greeting, flush=True)
