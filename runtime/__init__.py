@@ -10,6 +10,7 @@ from offramp.runtime.errors import (
     InputError,
     OfframpError,
     RuntimeUnavailable,
+    Stopped,
 )
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.predictions import Predictions, Records
@@ -26,6 +27,7 @@ __all__ = [
     "Predictions",
     "Records",
     "RuntimeUnavailable",
+    "Stopped",
     "calibration",
     "metrics",
     "sample",

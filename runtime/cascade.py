@@ -225,6 +225,7 @@ class Cascade:
         allow_nonfinite: bool = False,
         max_exit: int | None = None,
         deadline: float | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> Predictions:
         """Answer N rows.
 
@@ -234,11 +235,14 @@ class Cascade:
         max_exit: the last exit a row may leave from. deadline: seconds from now after which nothing more is begun;
         the first open exit always answers, a block that runs is waited for. Rows that either cut short have the
         answer of the last open exit that they reached, and are `involuntary`; both go from block to block.
+        stop: asked in front of each batch, and of each block where blocks are run one by one; once it says yes nothing
+        more is begun and Stopped is raised.
 
         A row's answer doesn't depend on the rows beside it. Raises InputError naming the input at fault,
         CascadeClosed after close() or in a forked process.
         """
-        if self._prepared is not None and not (fetch or allow_nonfinite) and max_exit is None and deadline is None:
+        plain = max_exit is None and deadline is None and not (fetch or allow_nonfinite)
+        if plain and self._prepared is not None and (stop is None or not stop()):
             out = self._prepared(inputs)
             if out is not None:
                 return out
@@ -249,12 +253,13 @@ class Cascade:
                 raise InputError(f"fetch has {kind!r}, expected any of {FETCHABLE}.")
         arrays, sizes = check_inputs(inputs, self.manifest, allow_nonfinite=allow_nonfinite)
         route = self.route if max_exit is None else self._route_to(max_exit)
-        call = Call(route, arrays, sizes, wanted, limit=self.batch_rows)
+        call = Call(route, arrays, sizes, wanted, limit=self.batch_rows, stop=stop)
         if latest is None:
             out = self.executor.answer(call, lambda kind: self._fetch_again(inputs, kind, allow_nonfinite, max_exit))
         else:
-            for _ in exit_by_exit(call, self.executor, lambda: monotonic() >= latest):
-                pass
+            with self.executor.held():
+                for _ in exit_by_exit(call, self.executor, lambda: monotonic() >= latest):
+                    pass
             out = call.predictions(_not_kept)
         if max_exit is None:
             return out
@@ -275,8 +280,9 @@ class Cascade:
         """
         arrays, sizes = check_inputs(inputs, self.manifest, allow_nonfinite=allow_nonfinite)
         call = Call(self.route, arrays, sizes, limit=self.batch_rows)
-        for _ in exit_by_exit(call, self.executor):
-            yield call.predictions(_not_kept, so_far=True)
+        with self.executor.held():
+            for _ in exit_by_exit(call, self.executor):
+                yield call.predictions(_not_kept, so_far=True)
 
     def _route_to(self, exit: int) -> Route:
         """This point's route if nobody goes past an exit. There are few exits, so all are kept."""
@@ -301,15 +307,16 @@ class Cascade:
             if name is not None
         }
         parts: list[Arrays] = []
-        for start in range(0, rows, step):
-            piece = arrays if rows <= step else rows_of(arrays, manifest, start, start + step)
-            state = self.executor.put(piece)
-            kept: dict[str, Any] = {}
-            for stage in stages:
-                made = self.executor.run(stage.graph, state, stage.graph.outputs)
-                kept.update((name, made[name]) for name in recorded & made.keys())
-                state = {name: made[name] if name in made else state[name] for name in stage.passes}
-            parts.append(self.executor.fetch(kept))
+        with self.executor.held():
+            for start in range(0, rows, step):
+                piece = arrays if rows <= step else rows_of(arrays, manifest, start, start + step)
+                state = self.executor.put(piece)
+                kept: dict[str, Any] = {}
+                for stage in stages:
+                    made = self.executor.run(stage.graph, state, stage.graph.outputs)
+                    kept.update((name, made[name]) for name in recorded & made.keys())
+                    state = {name: made[name] if name in made else state[name] for name in stage.passes}
+                parts.append(self.executor.fetch(kept))
         return self._records(parts, rows, sizes)
 
     def _records(self, parts: list[Arrays], rows: int, sizes: Mapping[str, int]) -> Records:
@@ -343,8 +350,9 @@ class Cascade:
 
         Raises InputError for values the graph can't run on, CascadeClosed.
         """
-        given = self.executor.put({name: state[name] for name in graph.inputs})
-        return self.executor.fetch(self.executor.run(graph, given, outputs))
+        with self.executor.held():
+            given = self.executor.put({name: state[name] for name in graph.inputs})
+            return self.executor.fetch(self.executor.run(graph, given, outputs))
 
 
 def _seconds(deadline: Any) -> float:

@@ -25,6 +25,10 @@ class CascadeClosed(OfframpError, RuntimeError):
     """A cascade was used after close(), or in a process other than the one that loaded it."""
 
 
+class Stopped(OfframpError):
+    """A call ended before its answer because whoever made it said so."""
+
+
 class OutputLost(OfframpError):
     """What a command prints couldn't be written; what it did before stands. The CLI exits 1."""
 

@@ -12,6 +12,7 @@ from offramp.server import metrics, operating_points, pages
 from offramp.server.dataplane import DataPlane
 from offramp.server.engine import DirectEngine
 from offramp.server.errors import add_error_handlers
+from offramp.server.memory import Memory
 from offramp.server.protocols import inference, predict
 from offramp.server.protocols.openapi import add_schemas
 from offramp.server.protocols.raw import RawRows
@@ -35,15 +36,16 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
     cascade = bundle if isinstance(bundle, Cascade) else load(bundle or settings.bundle, settings)
     points = operating_points.OperatingPoints(cascade)
     counters = metrics.Metrics(cascade.manifest, points.points)
-    engine = DirectEngine(
-        points, counters, lanes=settings.lanes, max_queued_rows=settings.max_queued_rows, timeout=settings.timeout
-    )
-    plane = DataPlane(cascade.manifest, points, engine, counters, settings, RawRows(cascade))
+    engine = DirectEngine(points, counters, lanes=settings.lanes, max_queued_rows=settings.max_queued_rows)
+    memory = Memory(settings.max_bytes_in_flight)
+    raw = RawRows(cascade, settings.max_decoded_bytes)
+    plane = DataPlane(cascade.manifest, points, engine, counters, settings, memory, raw)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await engine.close()
+        await engine.close(settings.drain_timeout)
+        counters.close()
         if not given:
             cascade.close()
 
@@ -56,6 +58,7 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
         redoc_url=None,
     )
     app.state.engine = engine
+    app.state.memory = memory
     app.state.metrics = counters
     app.state.operating_points = points
     add_error_handlers(app)

@@ -1,21 +1,16 @@
-"""`offramp serve`: load a bundle, listen, drain on SIGTERM."""
+"""`offramp serve`: load a bundle, listen, serve until a signal."""
 
 import argparse
-import asyncio
 import os
 import socket
 import sys
-from contextlib import suppress
-from types import FrameType
 
-import uvicorn
 from offramp.runtime.cascade import Cascade
-from offramp.runtime.errors import InputError, OfframpError, OutputLost
+from offramp.runtime.errors import InputError, OfframpError
 from offramp.server.app import create_app, load
-from offramp.server.engine import Engine
+from offramp.server.connections.draining import BACKLOG, DrainingServer, end_at_once, hanging_up
 from offramp.server.settings import Settings
 
-_BACKLOG = 2048  # uvicorn's own
 _METAVARS = {
     "host": "ADDRESS",
     "operating_point": "NAME",
@@ -76,48 +71,13 @@ def _busy(host: str, port: int, error: OSError) -> InputError:
     return InputError(f"can't listen on {host} port {port}: {error.strerror or error}.")
 
 
-class DrainingServer(uvicorn.Server):
-    """Listens until a signal; then fails readiness, answers every request that is here, and stops.
-
-    While it drains it still accepts connections, so that whoever asks is told 503 rather than nothing.
-    A second signal stops it at once.
-    """
-
-    def __init__(self, config: uvicorn.Config, engine: Engine, greeting: str) -> None:
-        super().__init__(config)
-        self._engine = engine
-        self._greeting = greeting
-        self._draining: asyncio.Task[None] | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._loop = asyncio.get_running_loop()
-        with suppress(OSError, OutputLost):  # a server is no worse for a full or closed stdout
-            print(self._greeting, flush=True)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # uvicorn's own would raise the signal again when it is done, and the exit code wouldn't be 0.
-        if self._draining is None and self.started:
-            self._draining = self._loop.create_task(self._drain())
-            self._loop.call_soon_threadsafe(lambda: None)  # wakes the loop: this runs between two of its steps
-        else:
-            self.should_exit = self.force_exit = True
-
-    async def _drain(self) -> None:
-        await self._engine.close()
-        self.should_exit = True
-
-
 def serve(cascade: Cascade, settings: Settings, listener: socket.socket) -> int:
     app = create_app(cascade, settings)
     try:
         # Two sockets may be bound to one address as long as neither listens: the second is told here.
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except OSError as error:
         raise _busy(settings.host, listener.getsockname()[1], error) from error
-    config = uvicorn.Config(
-        app, log_level=settings.log_level, access_log=settings.log_level in ("info", "debug"), server_header=False
-    )
     points = app.state.operating_points
     host, port = listener.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -126,5 +86,9 @@ def serve(cascade: Cascade, settings: Settings, listener: socket.socket) -> int:
         f"offramp serves {cascade.manifest.name} {cascade.manifest.version} at {address} (live page; {address}/docs)\n"
         f"operating point {points.default!r}; others: {others or 'none'}"
     )
-    DrainingServer(config, app.state.engine, greeting).run(sockets=[listener])
+    server = DrainingServer(app, settings, greeting)
+    with hanging_up(server):
+        server.run(sockets=[listener])
+    if not server.drained:
+        end_at_once(0)  # the drain's limit has passed; Python would wait for the threads
     return 0

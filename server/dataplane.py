@@ -5,13 +5,14 @@ import math
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.errors import InputError
-from offramp.server.body import off_loop, read_body
+from offramp.server.body import Body, off_loop, read_body, unpacked
 from offramp.server.engine import Engine
 from offramp.server.errors import ClientGone, TooLarge, outcome
+from offramp.server.memory import Hold, Memory
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
 from offramp.server.protocols.raw import RawRows
@@ -21,8 +22,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 _ROW_BYTES, _NUMBER_BYTES = 128, 20  # about what a row of an answer, and a probability in it, are when encoded
+_NUMBER_MEMORY = 40  # and what that probability takes on its way there
+T = TypeVar("T")
 Encode = Callable[[Answer], bytes]
-Decode = Callable[[bytes], tuple[Query, Encode]]
+Decode = Callable[[Body], tuple[Query, Encode]]
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class DataPlane:
     engine: Engine
     metrics: Metrics
     settings: Settings
+    memory: Memory
     raw: RawRows
 
     async def answer(self, request: Request, decode: Decode) -> Response:
@@ -44,20 +48,40 @@ class DataPlane:
         """
         started = time.perf_counter()
         try:
-            body = await read_body(request, self.settings.max_body_bytes, self.settings.timeout)
-            # A small body may hold a picture that takes a second to unpack.
-            size = math.inf if self.raw.kind == "image" else len(body)
-            query, encode = await off_loop(size, lambda: decode(body))
-            answer = await _unless_disconnected(request, self.engine.infer(query))
-            numbers = len(self.manifest.classes) if query.probabilities else 0
-            size = len(answer) * (_ROW_BYTES + numbers * _NUMBER_BYTES)
-            payload = await off_loop(size, lambda: encode(answer))
+            with Hold(self.memory) as held:
+                body = await read_body(request, self.settings.max_body_bytes, self.settings.timeout, held)
+                answer, query, payload = await _unless_disconnected(request, self._work(body, decode))
         except BaseException as error:
             # A cancelled handler is a server that is being stopped by force, or a client that left.
             self.metrics.ended("cancelled" if isinstance(error, asyncio.CancelledError) else outcome(error))
             raise
         self.metrics.answered(answer, query.operating_point, time.perf_counter() - started)
         return Response(payload, media_type="application/json")
+
+    async def _work(self, body: Body, decode: Decode) -> tuple[Answer, Query, bytes]:
+        """All that is done for a body that is there; its patience is looked at before and within each part."""
+        async with body.patience:
+            body = await unpacked(body, self.settings.max_body_bytes)
+            # A small body may hold a picture that takes a second to unpack.
+            size = math.inf if self.raw.kind == "image" else len(body.data)
+            query, encode = await off_loop(size, lambda: decode(body))
+            body.data.clear()
+            body.held.set(query.bytes + self._answer_bytes(query))
+            body.patience.allow(self.settings.timeout if query.timeout is None else query.timeout)
+            answer = await self.engine.infer(query, body.patience)
+            payload = await off_loop(self._answer_bytes(query), lambda: encode(answer))
+        return answer, query, payload
+
+    def _answer_bytes(self, query: Query) -> int:
+        """About what an answer is when encoded. Raises TooLarge for one that takes more memory than a request may."""
+        numbers = len(self.manifest.classes) if query.probabilities else 0
+        most = self.settings.max_decoded_bytes
+        if query.rows * numbers * _NUMBER_MEMORY > most:
+            raise TooLarge(
+                f"{query.rows} rows with {numbers} probabilities each are more than this server's {most} bytes for the "
+                "numbers of one request. Ask for fewer rows at a time, or without probabilities."
+            )
+        return query.rows * (_ROW_BYTES + numbers * _NUMBER_BYTES)
 
     def check_rows(self, rows: int) -> None:
         """Raises TooLarge for more rows than one request may have."""
@@ -73,7 +97,7 @@ def check_timeout(seconds: float | None, field: str = "timeout") -> float | None
     return seconds
 
 
-async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of some work, cancelled as soon as the client hangs up. The body must have been read."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnect(request))

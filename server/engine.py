@@ -12,16 +12,21 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from offramp.runtime.errors import Stopped
 from offramp.runtime.execution.answers import Answers
 from offramp.runtime.inputs import rows_of
-from offramp.server.errors import DeadlinePassed, QueueFull, Unavailable
+from offramp.server.errors import QueueFull, Unavailable
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
+from offramp.server.patience import Patience
 from offramp.server.query import PRIORITIES, Answer, Query
 
-# A request runs in pieces of this many rows, so that one whose client has left stops soon. Eight of the
-# cascade's batches: the few half-filled batches at a piece's end cost under 2%.
-_PIECE = 1024
+# A request runs in pieces of at most this many rows: eight of the cascade's batches, since the few half-filled ones
+# at a piece's end cost under 2%. And of at most so many FLOPs, or as many as lately ran in so many seconds: one whose
+# client has left stops soon, however long its rows are, and what a batch needs beside its rows stays small.
+_PIECE, _PIECE_FLOPS, _PIECE_SECONDS = 1024, 32 * 10**9, 0.25
+_LAST_BATCH = 0.5  # seconds that lanes get for what they have begun when nobody waits for it any more
+_SHUTTING_DOWN = "the server is shutting down."
 
 
 class Engine(Protocol):
@@ -31,15 +36,22 @@ class Engine(Protocol):
     def ready(self) -> bool:
         """Whether `infer` takes new queries."""
 
-    async def infer(self, query: Query) -> Answer:
+    async def infer(self, query: Query, patience: Patience) -> Answer:
         """Answer a query.
 
-        Raises QueueFull, Unavailable, DeadlinePassed at once when they apply, whatever else is running.
-        Cancelling the call takes the rows out of the queue, or stops them soon if they are running.
+        Raises QueueFull, Unavailable at once when they apply, whatever else is running. Cancelling the call takes
+        the rows out of the queue, or stops them soon if they are running; so does patience that is over.
         """
 
-    async def close(self) -> None:
-        """Take no more queries, answer the ones that are here, and stop."""
+    async def close(self, within: float) -> None:
+        """Take no more queries, answer the ones that are here, and stop.
+
+        within: seconds; what isn't answered by then raises Unavailable.
+        """
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing runs any more."""
 
 
 @dataclass(eq=False)
@@ -48,8 +60,12 @@ class _Job:
     loop: asyncio.AbstractEventLoop
     answer: "asyncio.Future[Answer]"
     arrived: float
-    deadline: float
-    abandoned: bool = False  # set by the event loop, read by the lane between two pieces
+    patience: Patience
+    abandoned: bool = False  # set by the event loop, read by the lane between two batches
+
+    def over(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self.abandoned or self.patience.over
 
     def resolve(self, answer: Answer | BaseException) -> None:
         """Hand the outcome to the event loop; from a lane."""
@@ -70,17 +86,26 @@ class _Job:
 
 @dataclass
 class _Speed:
-    """Rows a second, lately."""
+    """Rows, or FLOPs, a second, lately."""
 
-    rows_per_second: float = 0.0
+    per_second: float = 0.0
     _weight: float = field(default=0.3, repr=False)
 
-    def saw(self, rows: int, seconds: float) -> None:
-        now = rows / max(seconds, 1e-9)
-        self.rows_per_second += (now - self.rows_per_second) * (self._weight if self.rows_per_second else 1.0)
+    def saw(self, amount: int, seconds: float) -> None:
+        now = amount / max(seconds, 1e-9)
+        self.per_second += (now - self.per_second) * (self._weight if self.per_second else 1.0)
 
-    def seconds_for(self, rows: int) -> float:
-        return min(rows / self.rows_per_second, 60.0) if self.rows_per_second else 1.0
+    def seconds_for(self, amount: int) -> float:
+        return min(amount / self.per_second, 60.0) if self.per_second else 1.0
+
+
+def rows_at_once(row_flops: int, flops_per_second: float = 0.0) -> int:
+    """Rows of a piece: a long row costs more, and who leaves waits for one piece to end.
+
+    flops_per_second: what has run lately, 0 if nothing has.
+    """
+    most = max(_PIECE_FLOPS, flops_per_second * _PIECE_SECONDS)
+    return max(1, min(_PIECE, int(most / max(row_flops, 1))))
 
 
 class DirectEngine:
@@ -96,21 +121,19 @@ class DirectEngine:
         *,
         lanes: int = 1,
         max_queued_rows: int = 65_536,
-        timeout: float = math.inf,
     ) -> None:
         self._points = points
         self._metrics = metrics
         self._max_queued_rows = max_queued_rows
-        self._timeout = timeout
         self._lane_count = lanes
         self._lanes: list[threading.Thread] = []
         self._change = threading.Condition()  # guards everything below
         self._waiting: dict[int, OrderedDict[_Job, None]] = {p: OrderedDict() for p in PRIORITIES}
         self._queued_rows = 0
         self._unfinished = 0
-        self._open = True
-        self._speed = _Speed()
-        metrics.watch_queue(lambda: self._queued_rows)
+        self._open, self._last = True, math.inf
+        self._jobs: set[_Job] = set()  # of callers that wait; the event loop's alone
+        self._rows, self._flops = _Speed(), _Speed()
 
     @property
     def ready(self) -> bool:
@@ -121,42 +144,48 @@ class DirectEngine:
         """Rows that wait; those that run have left the queue."""
         return self._queued_rows
 
-    async def infer(self, query: Query) -> Answer:
+    async def infer(self, query: Query, patience: Patience) -> Answer:
         if not self._open:
-            raise Unavailable("the server is shutting down.")
-        job = self._admit(query)
+            raise Unavailable(_SHUTTING_DOWN)
+        job = self._admit(query, patience)
+        self._jobs.add(job)
         try:
-            async with asyncio.timeout_at(job.loop.time() + job.deadline - time.monotonic()):
-                return await job.answer
-        except TimeoutError as error:
-            raise DeadlinePassed(f"timeout: no answer within {job.deadline - job.arrived:g} s, given up.") from error
+            return await job.answer
         finally:
+            self._jobs.discard(job)
             self._withdraw(job)
 
-    async def close(self) -> None:
+    async def close(self, within: float = math.inf) -> None:
         self._open = False
-        while self._unfinished:
+        # Who closes again waits no longer than who closed first.
+        last = self._last = min(self._last, time.monotonic() + within)
+        while self._unfinished and time.monotonic() < last:
             await asyncio.sleep(0.02)
+        for job in self._jobs:
+            if not job.answer.done():
+                job.answer.set_exception(Unavailable(_SHUTTING_DOWN))
         with self._change:
             self._change.notify_all()
-        for lane in self._lanes:
-            await asyncio.to_thread(lane.join)
-        self._lanes.clear()
+        last = max(last, time.monotonic() + _LAST_BATCH)
+        while not self.stopped and time.monotonic() < last:
+            await asyncio.sleep(0.005)
 
-    def _admit(self, query: Query) -> _Job:
+    @property
+    def stopped(self) -> bool:
+        return not any(lane.is_alive() for lane in self._lanes)
+
+    def _admit(self, query: Query, patience: Patience) -> _Job:
         loop = asyncio.get_running_loop()
-        now = time.monotonic()
-        timeout = self._timeout if query.timeout is None else query.timeout
-        job = _Job(query, loop, loop.create_future(), now, now + timeout)
+        job = _Job(query, loop, loop.create_future(), time.monotonic(), patience)
         with self._change:
             if self._queued_rows + query.rows > self._max_queued_rows:
                 raise QueueFull(
                     f"the queue is full: {self._queued_rows} rows wait, {query.rows} more would pass "
                     f"{self._max_queued_rows}. Try again later.",
-                    self._speed.seconds_for(self._queued_rows),
+                    self._rows.seconds_for(self._queued_rows),
                 )
             self._waiting[query.priority][job] = None
-            self._queued_rows += query.rows
+            self._count(query.rows)
             self._unfinished += 1
             self._start_lanes()
             self._change.notify()
@@ -168,8 +197,12 @@ class DirectEngine:
             job.abandoned = True
             if job in self._waiting[job.query.priority]:
                 del self._waiting[job.query.priority][job]
-                self._queued_rows -= job.query.rows
+                self._count(-job.query.rows)
                 self._unfinished -= 1
+
+    def _count(self, rows: int) -> None:
+        self._queued_rows += rows
+        self._metrics.queued(self._queued_rows)
 
     def _start_lanes(self) -> None:
         # On the first query rather than at construction: a fork in between would lose the threads.
@@ -185,7 +218,7 @@ class DirectEngine:
             try:
                 answer = self._run(job)
                 if answer is not None:
-                    self._speed.saw(job.query.rows, time.monotonic() - started)
+                    self._rows.saw(job.query.rows, time.monotonic() - started)
                     job.resolve(answer)
             except BaseException as error:
                 job.resolve(error)
@@ -201,25 +234,33 @@ class DirectEngine:
                 for level in self._waiting.values():
                     if level:
                         job, _ = level.popitem(last=False)
-                        self._queued_rows -= job.query.rows
+                        self._count(-job.query.rows)
                         return job
                 if not self._open:
                     return None
                 self._change.wait()
 
     def _run(self, job: _Job) -> Answer | None:
-        """Answer a job, piece by piece; None if its caller leaves or its deadline passes meanwhile."""
+        """Answer a job, piece by piece; None if its caller leaves or its time is over meanwhile."""
         query = job.query
         cascade = self._points.cascade(query.operating_point, query.max_exit)
         answers = Answers(query.rows, len(cascade.classes) if query.probabilities else None)
         fetch = ("probabilities",) if query.probabilities else ()
         for group in query.groups:
-            for start in range(0, len(group.positions), _PIECE):
-                if job.abandoned or time.monotonic() >= job.deadline:
+            at, row_flops = 0, int(cascade.row_flops(group.sizes)[query.max_exit])
+            while at < len(group.positions):
+                rows = slice(at, at + rows_at_once(row_flops, self._flops.per_second))
+                piece = rows_of(group.arrays, cascade.manifest, rows.start, rows.stop)
+                started = time.monotonic()
+                try:
+                    out = cascade.predict(piece, fetch=fetch, stop=job.over)
+                except Stopped:
                     return None
-                piece = rows_of(group.arrays, cascade.manifest, start, start + _PIECE)
-                out = cascade.predict(piece, fetch=fetch)
+                self._flops.saw(sum(out.executed), time.monotonic() - started)
                 self._metrics.ran(out.executed)
-                answers.place(group.positions[start : start + _PIECE], out)
+                answers.place(group.positions[rows], out)
+                at = rows.stop
+        if job.over():
+            return None
         whole = sum(int(cascade.row_flops(group.sizes)[-1]) * len(group.positions) for group in query.groups)
         return Answer.of(answers, flops_full=whole)

@@ -36,7 +36,7 @@ class TooLarge(ServerError):
 
 
 class QueueFull(ServerError):
-    """More rows are waiting than allowed; the same request may well succeed later."""
+    """More rows wait, or more bytes are held, than allowed; the same request may well succeed later."""
 
     status = 429
     outcome = "rejected"

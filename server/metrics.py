@@ -4,17 +4,23 @@ Nothing from a request becomes a label: a client can't make series. Exits and bl
 and every series is there from the start, at zero.
 """
 
+import multiprocessing
+import os
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 from fastapi import APIRouter
 from offramp.runtime.bundle import Manifest
+from offramp.runtime.errors import InputError
 from offramp.runtime.points import FULL
+from offramp.server.errors import NotSupported
 from offramp.server.query import Answer
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,6 +31,7 @@ OUTCOMES = (
 _SECONDS = (
     0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 )  # fmt: skip
+_SHARED = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's own: where worker processes count together
 _OF_MODEL = ("model", "version")
 
 
@@ -33,6 +40,12 @@ class Metrics:
 
     def __init__(self, manifest: Manifest, points: Iterable[str] = (FULL,)) -> None:
         """points: names of the operating points that can be asked for."""
+        folder = os.environ.get(_SHARED)
+        if folder is not None and not Path(folder).is_dir():
+            raise InputError(f"{_SHARED} is {folder!r}: no such folder. Make an empty one, or unset it.")
+        self.shared = folder is not None
+        # A worker process that counts for itself alone: whoever asks /metrics gets another one each time.
+        self.partial = not self.shared and multiprocessing.parent_process() is not None
         self.registry = CollectorRegistry()
         self.of_model = {"model": manifest.name, "version": manifest.version}
         exits = [str(j) for j in range(len(manifest.exits))]
@@ -69,7 +82,11 @@ class Metrics:
             "queue_duration_seconds", "From a request's admission to the start of its first block", "block"
         ).labels(**self.of_model, block="0")
         self._queue_rows = Gauge(
-            "offramp_queue_rows", "Rows that wait", (*_OF_MODEL, "block"), registry=self.registry
+            "offramp_queue_rows",
+            "Rows that wait",
+            (*_OF_MODEL, "block"),
+            registry=self.registry,
+            multiprocess_mode="livesum",
         ).labels(**self.of_model, block="0")
         ProcessCollector(registry=self.registry)  # process_resident_memory_bytes and the like, on Linux
         build = {
@@ -79,7 +96,8 @@ class Metrics:
         }
         labels = {**self.of_model, **build}
         text = "Constant 1, labelled with what runs here"
-        Gauge("offramp_build_info", text, tuple(labels), registry=self.registry).labels(**labels).set(1)
+        built = Gauge("offramp_build_info", text, tuple(labels), registry=self.registry, multiprocess_mode="max")
+        built.labels(**labels).set(1)
 
     def ended(self, outcome: str) -> None:
         """A request is over, one way or the other."""
@@ -105,8 +123,27 @@ class Metrics:
         for series, flops in zip(self._executed, executed, strict=True):
             series.inc(flops)
 
-    def watch_queue(self, rows: Callable[[], float]) -> None:
-        self._queue_rows.set_function(rows)
+    def queued(self, rows: int) -> None:
+        """So many rows wait now."""
+        self._queue_rows.set(rows)
+
+    def all(self) -> CollectorRegistry:
+        """What to show: this process's numbers, or those of all workers together. Raises NotSupported without them."""
+        if self.partial:
+            raise NotSupported(
+                f"this is one of several worker processes, and each counts for itself: set {_SHARED} to "
+                "an empty folder before they start, and /metrics has the numbers of all of them."
+            )
+        if not self.shared:
+            return self.registry
+        together = CollectorRegistry()
+        MultiProcessCollector(together)  # type: ignore[no-untyped-call]
+        return together
+
+    def close(self) -> None:
+        """This process ends: what it counted stays, what it has now doesn't."""
+        if self.shared:
+            mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]
 
 
 def routes(metrics: Metrics) -> APIRouter:
@@ -115,6 +152,6 @@ def routes(metrics: Metrics) -> APIRouter:
     @router.get("/metrics", summary="Metrics in Prometheus' text format")
     async def scrape(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(metrics.registry), headers={"Content-Type": content_type})
+        return Response(encode(metrics.all()), headers={"Content-Type": content_type})
 
     return router

@@ -37,6 +37,11 @@ class Query:
     timeout: float | None = None
     priority: int = DEFAULT_PRIORITY
 
+    @property
+    def bytes(self) -> int:
+        """What its arrays take in memory."""
+        return sum(array.nbytes for group in self.groups for array in group.arrays.values())
+
 
 @dataclass(frozen=True)
 class Answer:

@@ -3,6 +3,8 @@
 import logging
 import re
 import uuid
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -42,5 +44,10 @@ class RequestIds:
 
 
 def id_of(request: Request) -> str:
-    name: str = request.scope.get(_KEY, "")
+    return id_in(request.scope)
+
+
+def id_in(scope: Mapping[str, Any]) -> str:
+    """The name of a scope's request, "" if it was given none."""
+    name: str = scope.get(_KEY, "")
     return name

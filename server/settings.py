@@ -28,6 +28,23 @@ class Settings(BaseSettings):
         128 * 2**20, ge=1, description="bytes that a body's numbers may take once decoded, 40 each; more is 413"
     )
     timeout: float = Field(300.0, gt=0, description="seconds a request may take if it doesn't say; then it's 503")
+    max_bytes_in_flight: int = Field(
+        512 * 2**20, ge=1, description="bytes that all requests and unread answers may take in memory; more is 429"
+    )
+    max_connections: int = Field(
+        1024, ge=1, description="connections at a time; one more takes the place of the client that idles longest"
+    )
+    header_timeout: float = Field(10.0, gt=0, description="seconds a client may take to send a request's head")
+    body_timeout: float = Field(30.0, gt=0, description="seconds in which a client that sends a body may send nothing")
+    write_timeout: float = Field(
+        30.0, gt=0, description="seconds in which a client must take 64 KiB of its answer, or all that is left"
+    )
+    keep_alive: float = Field(
+        75.0, gt=0, description="seconds a connection without a request is kept; more than the proxy in front keeps it"
+    )
+    drain_timeout: float = Field(
+        25.0, gt=0, description="seconds from SIGTERM to the exit; what isn't answered by then gets 503"
+    )
     log_level: Literal["critical", "error", "warning", "info", "debug"] = Field(
         "warning", description="what the server logs; info has a line for each request"
     )

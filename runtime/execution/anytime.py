@@ -27,6 +27,7 @@ def exit_by_exit(call: Call, executor: Executor, stop: Callable[[], bool] = lamb
         for state, rows in waiting:
             if answered and stop():
                 return
+            call.go_on()
             made = executor.run(step.graph, state, step.outputs)
             call.ran[k] += len(rows)
             stays = _answer(call, step, executor.fetch({name: made[name] for name in _looked_at(step)}), rows)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from offramp.runtime.errors import Stopped
 from offramp.runtime.execution.answers import Answers, Ids
 from offramp.runtime.execution.route import Costs, Route, Step
 from offramp.runtime.inputs import Arrays, rows_of
@@ -22,9 +23,20 @@ class Call:
     """Checked inputs on their way along a route."""
 
     def __init__(
-        self, route: Route, arrays: Arrays, sizes: Mapping[str, int], fetch: tuple[str, ...] = (), *, limit: int
+        self,
+        route: Route,
+        arrays: Arrays,
+        sizes: Mapping[str, int],
+        fetch: tuple[str, ...] = (),
+        *,
+        limit: int,
+        stop: Callable[[], bool] | None = None,
     ) -> None:
-        """sizes: of every symbolic axis. fetch: what to bring beside the answers. limit: the most rows run at once."""
+        """sizes: of every symbolic axis. fetch: what to bring beside the answers. limit: the most rows run at once.
+
+        stop: whether nobody wants the answer any more.
+        """
+        self._stop = stop
         self.route, self.gate = route, route.gate
         self.arrays, self.sizes, self.fetch = arrays, sizes, fetch
         self.rows = sizes["batch"]
@@ -47,6 +59,11 @@ class Call:
         """(L, N) routing entropies, NaN where a row didn't get; None if neither caller nor gate wants them."""
         layers = len(self.route.manifest.routing)
         return np.full((layers, self.rows), np.nan, np.float32) if self.routed else None
+
+    def go_on(self) -> None:
+        """Raises Stopped if nobody wants the answer any more. Whoever runs graphs asks in front of each."""
+        if self._stop is not None and self._stop():
+            raise Stopped("stopped before its answer, as its caller said.")
 
     def steps(self, *, logits: bool = False) -> list[Step]:
         """The route's stages with what is to be fetched of each. logits: at every exit, whoever asks for them."""

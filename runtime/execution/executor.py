@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -26,7 +27,7 @@ class Executor(Protocol):
     """Runs a bundle's graphs. Any number of threads may use it at once; every cascade of a bundle shares one.
 
     `answer` takes a call from its first block to its last answer. Who gathers the rows of several calls in front of
-    a block himself puts, runs, gathers and fetches instead, and asks each call's gate in between.
+    a block himself puts, runs, gathers and fetches instead, asks each call's gate in between, and keeps it `held`.
     """
 
     batch_rows: int
@@ -61,6 +62,9 @@ class Executor(Protocol):
         It gives None for inputs that it doesn't take, which then go the general way. limit: the most rows at once.
         again: how to get what it doesn't fetch, of which inputs. None where there is no such way.
         """
+
+    def held(self) -> AbstractContextManager[None]:
+        """Within, graphs stay and can be run, whoever closes. Raises CascadeClosed if somebody did before."""
 
     def put(self, arrays: Mapping[str, NDArray[Any]]) -> State:
         """Inputs as state in front of the first block."""

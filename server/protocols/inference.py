@@ -10,9 +10,11 @@ from fastapi import APIRouter, Depends, Path
 from numpy.typing import NDArray
 from offramp.runtime.bundle import Input
 from offramp.runtime.errors import InputError
-from offramp.server import body
+from offramp.server.body import Body
+from offramp.server.body import decode as decode_json
 from offramp.server.dataplane import DataPlane, Encode, check_timeout
 from offramp.server.errors import NotFound, NotSupported, Unavailable
+from offramp.server.patience import Patience
 from offramp.server.protocols.openapi import documented, example_row
 from offramp.server.protocols.tensors import group_of_arrays, numbers
 from offramp.server.query import DEFAULT_PRIORITY, PRIORITIES, Answer, Group, Query
@@ -117,17 +119,17 @@ def routes(plane: DataPlane) -> APIRouter:
     router = APIRouter(tags=["open inference protocol"])
     of_model = APIRouter(prefix="/v2/models/{model}", dependencies=[Depends(check_model)])
 
-    def groups_of(tensors: list[InputTensor]) -> tuple[Group, ...]:
+    def groups_of(tensors: list[InputTensor], patience: Patience) -> tuple[Group, ...]:
         if [tensor.datatype for tensor in tensors] == ["BYTES"]:
             values = raw_rows(tensors[0], plane.raw.kind)
             plane.check_rows(len(values))
-            return plane.raw.groups(values, f"inputs[0] ({tensors[0].name!r}).data")
+            return plane.raw.groups(values, f"inputs[0] ({tensors[0].name!r}).data", patience)
         return (group_of_arrays(arrays(tensors), manifest),)
 
-    def decode(data: bytes) -> tuple[Query, Encode]:
-        asked = body.decode(data, InferRequest, plane.settings.max_decoded_bytes)
+    def decode(received: Body) -> tuple[Query, Encode]:
+        asked = decode_json(received, InferRequest, plane.settings.max_decoded_bytes)
         outputs = wanted_outputs(asked.outputs)
-        groups = groups_of(asked.inputs)
+        groups = groups_of(asked.inputs, received.patience)
         rows = sum(len(group.positions) for group in groups)
         plane.check_rows(rows)
         name, max_exit = points.choose(
@@ -143,14 +145,15 @@ def routes(plane: DataPlane) -> APIRouter:
             timeout=None if microseconds is None else microseconds / 1e6,
             priority=priority(asked.parameters),
         )
-        return query, lambda answer: encode(asked, outputs, query, answer)
+        name_of_request = asked.id  # and not `asked`: all its numbers would stay until the answer
+        return query, lambda answer: encode(name_of_request, outputs, query, answer)
 
-    def encode(asked: InferRequest, outputs: list[str], query: Query, answer: Answer) -> bytes:
+    def encode(id: str | None, outputs: list[str], query: Query, answer: Answer) -> bytes:
         return msgspec.json.encode(
             InferResponse(
                 model_name=manifest.name,
                 model_version=manifest.version,
-                id=asked.id,
+                id=id,
                 parameters={"operating_point": query.operating_point},
                 outputs=[output(name, answer, manifest.classes) for name in outputs],
             )
@@ -214,7 +217,7 @@ def _is_binary(request: Request) -> bool:
     return "inference-header-content-length" in request.headers
 
 
-def _refuse_binary(_: bytes) -> tuple[Query, Encode]:
+def _refuse_binary(_: Body) -> tuple[Query, Encode]:
     raise NotSupported(
         "the binary tensor extension isn't supported: send the tensors' data as JSON "
         "(in tritonclient: set_data_from_numpy(…, binary_data=False))."

@@ -4,8 +4,10 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter
-from offramp.server import body
+from offramp.server.body import Body
+from offramp.server.body import decode as decode_json
 from offramp.server.dataplane import DataPlane, Encode, check_timeout
+from offramp.server.patience import Patience
 from offramp.server.protocols.openapi import documented, example_row
 from offramp.server.protocols.tensors import groups_of_instances
 from offramp.server.query import Answer, Group, Query
@@ -69,15 +71,17 @@ def routes(plane: DataPlane) -> APIRouter:
         row = "a text"
     example = {"instances": [row], "operating_point": points.default}
 
-    def groups(instances: list[Any]) -> tuple[Group, ...]:
-        return raw.of_instances(instances) if raw.meant(instances) else groups_of_instances(instances, manifest)
+    def groups(instances: list[Any], patience: Patience) -> tuple[Group, ...]:
+        return (
+            raw.of_instances(instances, patience) if raw.meant(instances) else groups_of_instances(instances, manifest)
+        )
 
-    def decode(data: bytes, request_id: str) -> tuple[Query, Encode]:
-        asked = body.decode(data, PredictRequest, plane.settings.max_decoded_bytes)
+    def decode(received: Body, request_id: str) -> tuple[Query, Encode]:
+        asked = decode_json(received, PredictRequest, plane.settings.max_decoded_bytes)
         plane.check_rows(len(asked.instances))
         name, max_exit = points.choose(asked.operating_point, asked.max_exit)
         query = Query(
-            groups=groups(asked.instances),
+            groups=groups(asked.instances, received.patience),
             rows=len(asked.instances),
             operating_point=name,
             max_exit=max_exit,
@@ -119,6 +123,6 @@ def routes(plane: DataPlane) -> APIRouter:
     @router.post("/v1/predict", **documented(PredictRequest, PredictResponse, example))
     async def predict(request: Request) -> Response:
         """Classify rows. Each leaves at the first exit that is sure enough at the operating point."""
-        return await plane.answer(request, lambda data: decode(data, id_of(request)))
+        return await plane.answer(request, lambda received: decode(received, id_of(request)))
 
     return router

@@ -2,26 +2,41 @@
 
 import base64
 import binascii
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError, RuntimeUnavailable
 from offramp.runtime.inputs import check_inputs
-from offramp.runtime.preprocess import Text
-from offramp.server.errors import NotSupported
+from offramp.runtime.preprocess import Image, Text
+from offramp.server.errors import NotSupported, TooLarge
+from offramp.server.patience import Patience
 from offramp.server.query import Group
 
 
 class RawRows:
     """What a bundle takes beside arrays. kind: "text", "image", or None where the manifest says nothing of it."""
 
-    def __init__(self, cascade: Cascade) -> None:
+    def __init__(self, cascade: Cascade, limit: int) -> None:
+        """limit: bytes that one request's pictures may take as numbers."""
+        self._limit = limit
         spec = cascade.manifest.preprocess
         self.kind = None if spec is None else "text" if isinstance(spec, Text) else "image"
+        # The largest of a picture's dtypes is float64.
+        self._picture_bytes = 8 * math.prod(spec.shape) if isinstance(spec, Image) else 0
         self._cascade = cascade
         self._names = {given.name for given in cascade.manifest.inputs}
+
+    def _check_pictures(self, count: int) -> None:
+        """A file of a hundred bytes may be a picture of any size, so their bytes say nothing about it."""
+        size = count * self._picture_bytes
+        if size > self._limit:
+            raise TooLarge(
+                f"{count} pictures take {size} bytes as numbers, this server allows {self._limit}. "
+                "Send fewer at a time."
+            )
 
     def meant(self, instances: Sequence[Any]) -> bool:
         """Whether the instances of a /v1/predict request are raw rows rather than arrays: the first tells."""
@@ -35,24 +50,29 @@ class RawRows:
                 return value
         return instance if isinstance(instance, str) else None
 
-    def of_instances(self, instances: Sequence[Any]) -> tuple[Group, ...]:
+    def of_instances(self, instances: Sequence[Any], patience: Patience) -> tuple[Group, ...]:
         """The rows of a /v1/predict request, those of one length together. Raises InputError naming the instance."""
         found = [self._value(instance) for instance in instances]
         for k, value in enumerate(found):
             if value is None:
                 raise InputError(f"instances[{k}] isn't a raw row as instances[0] is: send one kind of them.")
-        return self.groups([value for value in found if value is not None], "instances")
+        return self.groups([value for value in found if value is not None], "instances", patience)
 
-    def groups(self, values: Sequence[str], where: str) -> tuple[Group, ...]:
-        """Texts, or pictures in base64, as the model's inputs. where: the field they came in, for messages."""
+    def groups(self, values: Sequence[str], where: str, patience: Patience) -> tuple[Group, ...]:
+        """Texts, or pictures in base64, as the model's inputs. where: the field they came in, for messages.
+
+        patience: looked at before each picture; texts are tokenised at once. Raises TooLarge for more pictures than
+        may be numbers at once.
+        """
         if self.kind is None:
             raise InputError(
                 f"{where}[0] is a string, and this bundle says nothing about raw rows: send arrays of numbers, or "
                 "export it with preprocess=."
             )
-        rows: Sequence[Any] = values
+        rows: Iterable[Any] = values
         if self.kind == "image":
-            rows = [_picture(value, f"{where}[{k}]") for k, value in enumerate(values)]
+            self._check_pictures(len(values))
+            rows = _pictures(values, where, patience)
         try:
             parts = self._cascade.preprocess_by_length(rows)
         except InputError as error:
@@ -64,6 +84,12 @@ class RawRows:
             arrays, sizes = check_inputs(inputs, self._cascade.manifest)
             made.append(Group(arrays, sizes, np.asarray(positions, np.int64)))
         return tuple(made)
+
+
+def _pictures(values: Sequence[str], where: str, patience: Patience) -> Iterator[bytes]:
+    for k, value in enumerate(values):
+        patience.check()
+        yield _picture(value, f"{where}[{k}]")
 
 
 def _picture(value: str, where: str) -> bytes:

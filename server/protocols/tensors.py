@@ -1,6 +1,7 @@
 """Arrays out of JSON numbers, with errors that name the field."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from offramp.runtime.errors import InputError
 from offramp.runtime.inputs import check_inputs
 from offramp.server.query import Group
 
+_AT_ONCE = 2**18  # numbers that are converted without a pause: some ten milliseconds
 _SHOWN = 5  # positions listed in an error
 
 
@@ -21,7 +23,7 @@ def numbers(data: Any, dtype: np.dtype[Any], where: str) -> NDArray[Any]:
     anything else: ragged lists, null, strings, numbers that the dtype can't hold.
     """
     try:
-        loose = np.asarray(data)
+        loose = _loose(data)
     except (ValueError, OverflowError) as error:
         raise InputError(f"{where} is ragged: expected lists of one length at each level.") from error
     if loose.size == 0:
@@ -39,6 +41,21 @@ def numbers(data: Any, dtype: np.dtype[Any], where: str) -> NDArray[Any]:
     elif dtype.kind == "f":
         _check_range(loose, np.finfo(dtype).min, np.finfo(dtype).max, dtype, where)
     return np.ascontiguousarray(loose, dtype)
+
+
+def _loose(data: Any) -> NDArray[Any]:
+    """As np.asarray, a part at a time: numpy holds Python's lock, and the event loop needs it in between."""
+    if not isinstance(data, list) or not data:
+        return np.asarray(data)
+    step = max(1, _AT_ONCE // max(1, math.prod(_shape(data[0]))))
+    if len(data) == 1 and math.prod(_shape(data[0])) > _AT_ONCE:
+        return _loose(data[0])[None]
+    if step >= len(data):
+        return np.asarray(data)
+    parts = [np.asarray(data[start : start + step]) for start in range(0, len(data), step)]
+    if any(part.dtype.kind not in "biuf" or part.shape[1:] != parts[0].shape[1:] for part in parts):
+        return np.asarray(data)  # which finds out what is wrong, or what numbers of several kinds are together
+    return np.concatenate(parts)
 
 
 def _check_range(values: NDArray[Any], low: float, high: float, dtype: np.dtype[Any], where: str) -> None:

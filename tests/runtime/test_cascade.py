@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from offramp.runtime import BundleError, Cascade, CascadeClosed, InputError, OperatingPoint, sample
+from offramp.runtime import BundleError, Cascade, CascadeClosed, InputError, OperatingPoint, Stopped, sample
 from offramp.runtime.execution.cpu.executor import CpuExecutor
 from offramp.runtime.files import seal
 from offramp.runtime.scores import LARGEST
@@ -228,6 +228,60 @@ def test_a_call_of_several_batches_finishes_though_its_cascade_is_closed_after_t
     with pytest.raises(CascadeClosed, match="closed"):
         closing.predict({"x": images[:1]})
     assert not executor.opened
+
+
+ASK = {
+    "record": lambda cascade, x: cascade.record({"x": x}),
+    "a deadline": lambda cascade, x: cascade.predict({"x": x}, deadline=60),
+    "anytime": lambda cascade, x: list(cascade.anytime({"x": x})),
+    "run_graph": lambda cascade, x: cascade.run_graph(cascade.manifest.blocks[0], {"x": x}, ["logits_0"]),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "torch:cpu"])
+@pytest.mark.parametrize("ask", ASK.values(), ids=ASK)
+def test_whatever_runs_graphs_finishes_though_its_cascade_is_closed_meanwhile_and_is_refused_later(
+    images, monkeypatch, device, ask
+):
+    if device != "cpu":
+        pytest.importorskip("torch")
+    cascade = Cascade.load(sample.BUNDLE, device=device, operating_point="balanced", batch_rows=16)
+    executor, run = cascade.executor, cascade.executor.run
+
+    def run_and_close(graph, state, outputs):
+        made = run(graph, state, outputs)
+        cascade.close()
+        return made
+
+    expected = ask(cascade, images[:40])
+    monkeypatch.setattr(executor, "run", run_and_close)
+    found = ask(cascade, images[:40])
+    if hasattr(found, "logits"):
+        np.testing.assert_array_equal(found.logits, expected.logits)
+    with pytest.raises(CascadeClosed, match="closed"):
+        ask(cascade, images[:1])
+    assert device != "cpu" or not executor.opened
+
+
+@pytest.mark.parametrize("device", ["cpu", "torch:cpu"])
+@pytest.mark.parametrize("options", [{}, {"deadline": 60}, {"fetch": "probabilities"}, {"max_exit": 1}], ids=str)
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_call_that_is_told_to_stop_begins_no_other_batch(images, device, options, after):
+    if device != "cpu":
+        pytest.importorskip("torch")
+    asked = 0
+
+    def stop():
+        nonlocal asked
+        asked += 1
+        return asked > after
+
+    with Cascade.load(sample.BUNDLE, device=device, operating_point="balanced", batch_rows=16) as cascade:
+        with pytest.raises(Stopped):
+            cascade.predict({"x": images[:200]}, stop=stop, **options)
+        assert asked == after + 1
+        whole = cascade.predict({"x": images[:200]}, stop=lambda: False)
+        assert (whole.label == cascade.predict({"x": images[:200]}).label).all()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

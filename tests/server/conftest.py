@@ -15,12 +15,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 from offramp.runtime import Cascade, OperatingPoint
 from offramp.runtime.bundle import read_bundle
 from offramp.runtime.calibration_file import Calibration, write_calibration
 from offramp.runtime.points import full
 from offramp.server import Settings, create_app
+from offramp.server.connections.draining import DrainingServer
 
 CLASSES = ["кот", "dog 🐶", 'quote " \\', "плюс", "five"]
 
@@ -43,15 +43,16 @@ class Running:
 
 @contextmanager
 def running(cascade: Any, **settings: Any) -> Iterator[Running]:
-    with listening(create_app(cascade, Settings.of(**settings))) as server:
+    given = Settings.of(**settings)
+    with listening(create_app(cascade, given), given) as server:
         yield server
 
 
 @contextmanager
-def listening(app: Any) -> Iterator[Running]:
+def listening(app: Any, settings: Settings | None = None) -> Iterator[Running]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        server = DrainingServer(app, settings or Settings.of(log_level="error"), "")
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -9,8 +9,11 @@ import zlib
 import msgspec
 import pytest
 from offramp.runtime.errors import InputError
-from offramp.server.body import decoded_bytes, unpack
-from offramp.server.errors import TooLarge
+from offramp.server.body import Body, decode, decoded_bytes, unpack
+from offramp.server.errors import DeadlinePassed, QueueFull, TooLarge
+from offramp.server.memory import Hold, Memory
+from offramp.server.patience import Patience
+from offramp.server.protocols.predict import PredictRequest
 
 GOOD = json.dumps({"instances": [[0.5] * 8]}).encode()
 
@@ -162,3 +165,64 @@ def test_a_body_that_never_arrives_is_503_when_the_time_is_up(rows, serve):
             answer += received
         assert answer.startswith(b"HTTP/1.1 503")
         assert b"didn't arrive within 0.3 seconds" in answer
+
+
+@pytest.mark.parametrize(
+    ("packed", "encoding"),
+    [
+        (gzip.compress(b" " * 50_000_000), "gzip"),
+        (gzip.compress(b"") * 4000, "gzip"),
+        (zlib.compress(b" " * 50_000_000), "deflate"),
+        (zlib.compress(b" " * 50_000_000)[2:-4], "deflate"),
+    ],
+)
+def test_unpacking_ends_when_its_time_is_over_or_memory_is_full(packed, encoding):
+    with pytest.raises(DeadlinePassed):
+        unpack(packed, encoding, 2**26, patience=Patience(0))
+    with Hold(Memory(90_000)) as held, pytest.raises((QueueFull, TooLarge)):
+        unpack(packed + packed, encoding, 2**26, held)
+
+
+@pytest.mark.parametrize("inside", [b"[],", b"0,", b"[[0.5]],"])
+def test_decoding_does_not_begin_when_its_time_is_over(inside, monkeypatch):
+    monkeypatch.setattr("msgspec.json.decode", None)  # whoever decodes fails
+    data = bytearray(b'{"instances":[' + 1000 * inside + b"0]}")
+    with Hold(Memory(2**30)) as held, pytest.raises(DeadlinePassed):
+        decode(Body(data, "", held, Patience(0)), PredictRequest, 2**27)
+
+
+def test_a_timeout_covers_unpacking_and_decoding_too(rows, serve):
+    many = gzip.compress(b'{"instances":[' + b"[0.1,0.1,0.1,0.1,0.1,0.1,0.1,0.1]," * 16_000 + b"0]}")
+    with serve(rows, timeout=0.001) as server, server.client() as client:
+        for body, encoding in ((many, "gzip"), (gzip.decompress(many), "identity")):
+            reply = post(client, body, Content_Encoding=encoding)
+            assert reply.status_code == 503
+            assert "within 0.001 s" in reply.json()["error"]
+        assert server.metric("rows_total", operating_point="full") == 0
+
+
+def test_memory_counts_what_all_requests_hold_and_gives_it_back():
+    memory = Memory(1_000_000)
+    free = 65_536
+    with Hold(memory) as one, Hold(memory) as other:
+        one.set(600_000)
+        assert memory.held == 600_000 - free
+        other.set(free)  # a small one gets through whatever the others hold
+        with pytest.raises(QueueFull, match="Try again later"):
+            other.set(700_000)
+        one.set(100_000)
+        other.set(700_000)
+        with pytest.raises(TooLarge, match="fewer rows"):
+            other.set(1_000_001)
+    assert memory.held == 0
+    one.set(500_000)  # a thread that is still at it
+    assert memory.held == 0
+
+
+def test_an_answer_that_takes_too_much_memory_is_413_before_anything_runs(rows, serve, x):
+    with serve(rows, max_decoded_bytes=20_000) as server, server.client() as client:
+        body = {"instances": x.tolist(), "probabilities": True}
+        assert client.post("/v1/predict", json=body).status_code == 200
+        many = {"instances": [[0] * 8] * 40 * 3, "probabilities": True}
+        reply = client.post("/v1/predict", json=many)
+        assert reply.status_code == 413

@@ -4,10 +4,11 @@ import asyncio
 
 import numpy as np
 import pytest
-from offramp.server.engine import DirectEngine
+from offramp.server.engine import DirectEngine, rows_at_once
 from offramp.server.errors import Unavailable
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
+from offramp.server.patience import Patience
 from offramp.server.protocols.tensors import group_of_arrays
 from offramp.server.query import DEFAULT_PRIORITY, Query
 
@@ -29,12 +30,12 @@ def test_within_a_priority_first_come_first_served_and_urgent_ones_go_first(slow
     async def scene():
         engine = engine_of(slow)
         finished = []
-        running = asyncio.create_task(engine.infer(query(slow, 1000)))
+        running = asyncio.create_task(engine.infer(query(slow, 1000), Patience(60)))
         await asyncio.sleep(0)
         while engine.queued_rows:
             await asyncio.sleep(0.001)
         for priority, name in ((9, "last"), (5, "third"), (5, "fourth"), (1, "first"), (4, "second")):
-            task = asyncio.create_task(engine.infer(query(slow, 1, priority)))
+            task = asyncio.create_task(engine.infer(query(slow, 1, priority), Patience(60)))
             task.add_done_callback(lambda _, name=name: finished.append(name))
         await asyncio.sleep(0)
         assert not running.done()
@@ -49,13 +50,13 @@ def test_closing_answers_what_is_here_and_refuses_what_comes(slow, engine_of):
     async def scene():
         engine = engine_of(slow)
         assert engine.ready
-        tasks = [asyncio.create_task(engine.infer(query(slow, 50))) for _ in range(3)]
+        tasks = [asyncio.create_task(engine.infer(query(slow, 50), Patience(60))) for _ in range(3)]
         await asyncio.sleep(0)
         closing = asyncio.create_task(engine.close())
         await asyncio.sleep(0)
         assert not engine.ready
         with pytest.raises(Unavailable):
-            await engine.infer(query(slow, 1))
+            await engine.infer(query(slow, 1), Patience(60))
         await closing
         assert [len(await task) for task in tasks] == [50, 50, 50]
 
@@ -69,8 +70,8 @@ def test_an_error_in_one_query_leaves_the_lane_alive(rows, tokens, engine_of):
         good = {"ids": np.ones((1, 2), np.int64), "mask": np.ones((1, 2), np.int64)}
         asked = [Query((group_of_arrays(arrays, tokens.manifest),), 1, "full", 2) for arrays in (strange, good)]
         with pytest.raises(ValueError, match="can't run on these values"):
-            await engine.infer(asked[0])
-        assert len(await engine.infer(asked[1])) == 1
+            await engine.infer(asked[0], Patience(60))
+        assert len(await engine.infer(asked[1], Patience(60))) == 1
         await engine.close()
 
     asyncio.run(scene())
@@ -78,3 +79,46 @@ def test_an_error_in_one_query_leaves_the_lane_alive(rows, tokens, engine_of):
 
 def test_an_engine_that_nobody_asked_closes_at_once(rows, engine_of):
     asyncio.run(engine_of(rows).close())
+
+
+@pytest.mark.parametrize(
+    ("row_flops", "per_second", "rows"),
+    [
+        (1, 0, 1024),
+        (0, 0, 1024),
+        (32 * 10**6, 0, 1000),
+        (12 * 10**9, 0, 2),  # 512 tokens of MiniLM
+        (10**12, 0, 1),
+        (12 * 10**9, 4 * 10**12, 83),  # a GPU does more in the same time
+        (10**15, 4 * 10**12, 1),
+    ],
+)
+def test_a_piece_is_bounded_by_its_flops_not_only_by_its_rows(row_flops, per_second, rows):
+    assert rows_at_once(row_flops, per_second) == rows
+
+
+@pytest.mark.parametrize("leaves", ["by its time", "by its caller"])
+def test_whoever_leaves_frees_the_lane_after_a_batch(slow, engine_of, leaves):
+    async def scene():
+        engine = engine_of(slow)
+        long = asyncio.create_task(engine.infer(query(slow, 16_000), Patience(0.3 if leaves == "by its time" else 60)))
+        await asyncio.sleep(0.3)
+        if leaves == "by its caller":
+            long.cancel()
+        assert len(await engine.infer(query(slow, 1), Patience(60))) == 1
+        long.cancel()
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_what_is_not_answered_within_the_time_to_close_is_refused_running_and_waiting_alike(slow, engine_of):
+    async def scene():
+        engine = engine_of(slow)
+        tasks = [asyncio.create_task(engine.infer(query(slow, 16_000), Patience(600))) for _ in range(3)]
+        await asyncio.sleep(0)
+        await engine.close(0.2)
+        assert [type(found) for found in await asyncio.gather(*tasks, return_exceptions=True)] == [Unavailable] * 3
+        await engine.close(0.2)
+
+    asyncio.run(asyncio.wait_for(scene(), 60))

@@ -40,6 +40,7 @@ class Blocks:
         """
         state, ids, riding = dict(self._call.arrays), np.arange(self._call.rows), False
         for k, step in enumerate(self._steps):
+            self._call.go_on()
             made = self._run(step.graph, state, step.outputs)
             stays = self._settle(k, step, made, ids, riding)
             if stays is None:  # nobody left
@@ -72,6 +73,7 @@ class Blocks:
             k = ready[-1] if ready else waiting[0]
             state, ids = queues[k].take(call.limit)
             step = self._steps[k]
+            call.go_on()
             made = self._run(step.graph, state, step.outputs)
             stays = self._settle(k, step, made, ids, bool((ids == GONE).any()))
             if stays is None:

@@ -25,7 +25,8 @@ from typing import Any
 from weakref import WeakSet
 
 from offramp.runtime.bundle import Bundle
-from offramp.runtime.errors import BundleError, CascadeClosed, InputError, RuntimeUnavailable
+from offramp.runtime.errors import BundleError, InputError, RuntimeUnavailable
+from offramp.runtime.execution.calls import Calls
 from offramp.runtime.execution.cpu.memory import release_mapped
 
 _INSTALL = "pip install onnxruntime (or onnxruntime-gpu on a machine with CUDA)"
@@ -182,7 +183,7 @@ def keep_in_children(owner: Any) -> None:
 def _never_destroy() -> None:
     owners = list(_owners)
     for owner in owners:
-        owner.forked = True
+        getattr(owner, "ready", {}).clear()  # the short way's sessions
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))  # one reference that nobody gives back, not even the exit
     if owners:
         # ONNX Runtime's own environment waits for threads, too, when the C library ends the process. What is
@@ -222,20 +223,8 @@ class Sessions:
         self._open: dict[str, RunSession] | None = {}
         self.ready: dict[str, RunSession] = {}
         self._lock = threading.Lock()
-        self._calls, self._closing = 0, False
-        self._process = os.getpid()
-        self._forked = False
+        self.calls = Calls(self._let_go)
         keep_in_children(self)
-
-    @property
-    def forked(self) -> bool:
-        """Whether this is a forked child's copy, whose threads don't run and whose lock may be taken for ever."""
-        return self._forked
-
-    @forked.setter
-    def forked(self, value: bool) -> None:
-        self._forked = value
-        self.ready.clear()
 
     @property
     def opened(self) -> frozenset[str]:
@@ -253,8 +242,8 @@ class Sessions:
         Raises CascadeClosed after close(), or in a forked child, whose copies of the threads don't run.
         """
         opened = self._open
-        if opened is None or self._forked:
-            raise self._closed()
+        if opened is None or self.calls.forked:
+            raise self.calls.refusal()
         session = opened.get(file)
         if session is None:
             with self._lock:
@@ -270,7 +259,7 @@ class Sessions:
                             where=self._bundle.path / file,
                         )
                     )
-                    if not self._closing:
+                    if not self.calls.closing:
                         self.ready[file] = session
                     if alone:  # outer graphs let go by themselves of what they have packed
                         release_mapped(self._bundle.folder)
@@ -282,35 +271,10 @@ class Sessions:
         whole = {s.file for s in manifest.segments if (s.first, s.last) == (0, len(manifest.blocks) - 1)}
         return file in whole or (manifest.cascade is not None and manifest.cascade.file == file)
 
-    def begin(self) -> None:
-        """A call starts: until its `end` sessions stay, and more can be opened, whoever closes. Raises as `get`."""
-        if self._forked:
-            raise self._closed()
-        with self._lock:
-            if self._closing:
-                raise self._closed()
-            self._calls += 1
-
-    def end(self) -> None:
-        with self._lock:
-            self._calls -= 1
-            if self._closing and not self._calls:
-                self._open = None
-
     def close(self) -> None:
         """Take no more calls, and let go of the sessions when the last one has ended."""
-        if self._forked:
-            return
-        with self._lock:
-            self._closing = True
-            self.ready.clear()
-            if not self._calls:
-                self._open = None
+        self.ready.clear()
+        self.calls.close()
 
-    def _closed(self) -> CascadeClosed:
-        if self._forked:
-            return CascadeClosed(
-                f"this cascade was loaded in process {self._process} and a forked process can't use its threads: "
-                "call Cascade.load in the process that predicts."
-            )
-        return CascadeClosed("this cascade is closed: load it again.")
+    def _let_go(self) -> None:
+        self._open = None

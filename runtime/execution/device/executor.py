@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from offramp.runtime.bundle import GATE_INPUTS, Block, Bundle, Segment
 from offramp.runtime.errors import InputError, RuntimeUnavailable
 from offramp.runtime.execution.call import Again, Call
+from offramp.runtime.execution.calls import Calls
 from offramp.runtime.execution.device.buckets import buckets
 from offramp.runtime.execution.device.flow import Flow
 from offramp.runtime.execution.device.graphs import Graphs, Tensors
@@ -29,7 +31,8 @@ class DeviceExecutor:
 
     def __init__(self, bundle: Bundle, graphs: Graphs) -> None:
         self.graphs = graphs
-        self._lanes = Lanes(graphs)
+        self._calls = Calls(self._let_go)
+        self._lanes = Lanes(graphs, self._calls)
         classes = len(bundle.manifest.classes)
         ones, zeros = torch.ones(classes, device=graphs.device), torch.zeros(classes, device=graphs.device)
         self._gate_inputs = dict(zip(GATE_INPUTS, (ones, zeros, ones), strict=True))
@@ -48,7 +51,11 @@ class DeviceExecutor:
             self.graphs.open(stage.graph)
 
     def answer(self, call: Call, again: Again) -> Predictions:
-        return Flow(call, self.graphs, self._lanes, self._constant).answer(again)
+        with self.held():
+            return Flow(call, self.graphs, self._lanes, self._constant).answer(again)
+
+    def held(self) -> AbstractContextManager[None]:
+        return self._calls.held()
 
     def prepare(self, route: Route, limit: int, again: Any) -> None:
         return None
@@ -109,6 +116,9 @@ class DeviceExecutor:
             Flow(call, self.graphs, self._lanes, self._constant, warm=True).answer(again=str)
 
     def close(self) -> None:
+        self._calls.close()
+
+    def _let_go(self) -> None:
         self._lanes.close()
         self.graphs.close()
         self._constants.clear()

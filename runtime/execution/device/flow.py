@@ -57,6 +57,7 @@ class Flow:
         """Each batch queues its work up to the next report and hands over; whoever waits, waits for that alone."""
         free, flying = list(lanes), deque[tuple[Lane, Generator[None, None, None]]]()
         while starts or flying:
+            self._call.go_on()
             while free and starts:
                 lane, start = free.pop(), starts.popleft()
                 ids = np.arange(start, min(start + self._call.limit, self._call.rows))

@@ -1,6 +1,5 @@
 """The lanes that batches go through on a device."""
 
-import os
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from offramp.kernels.compact import Report
-from offramp.runtime.errors import CascadeClosed
+from offramp.runtime.execution.calls import Calls
 from offramp.runtime.execution.device.graphs import Graphs
 from torch import Tensor
 
@@ -88,8 +87,8 @@ class Lane:
 class Lanes:
     """The lanes of one device, taken by calls and given back."""
 
-    def __init__(self, graphs: Graphs) -> None:
-        self._process = os.getpid()
+    def __init__(self, graphs: Graphs, calls: Calls) -> None:
+        self._calls = calls
         self._closed = False
         self._free: queue.Queue[Lane] = queue.Queue()
         for number in range(IN_FLIGHT):
@@ -98,13 +97,8 @@ class Lanes:
     @contextmanager
     def taken(self, wanted: int) -> Iterator[list[Lane]]:
         """One lane, waited for if need be, and another if it is wanted and free just now."""
-        if self._process != os.getpid():
-            raise CascadeClosed(
-                f"this cascade was loaded in process {self._process} and a forked process can't use its device: "
-                "call Cascade.load in the process that predicts."
-            )
-        if self._closed:
-            raise CascadeClosed("this cascade is closed: load it again.")
+        if self._closed or self._calls.forked:
+            raise self._calls.refusal()
         taken = [self._free.get()]
         try:
             while len(taken) < min(wanted, IN_FLIGHT):

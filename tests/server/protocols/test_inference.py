@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from offramp.runtime import InputError
+from offramp.server.protocols.tensors import numbers
 
 MODEL = "/v2/models/rows"
 
@@ -192,3 +194,17 @@ def test_tritons_client_is_told_that_binary_tensors_are_not_spoken(triton, x):
     http, client = triton
     with pytest.raises(Exception, match="binary_data=False"):
         client.infer("rows", [http.InferInput("x", x.shape, "FP32").set_data_from_numpy(x)])
+
+
+@pytest.mark.parametrize("data", [[0.5] * 600_000, [list(range(10))] * 60_000, [[True] * 300_000, [2.5] * 300_000]])
+def test_numbers_that_are_converted_in_parts_are_as_numpy_makes_them_at_once(data):
+    made = numbers(data, np.dtype(np.float32), "data")
+    np.testing.assert_array_equal(made, np.asarray(data, np.float32))
+
+
+@pytest.mark.parametrize(
+    "last", ["a", None, [1, 2, 3], [], {}, 10**400], ids=["string", "null", "list", "empty", "object", "huge"]
+)
+def test_what_is_wrong_in_the_last_part_of_many_numbers_is_found(last):
+    with pytest.raises(InputError, match=r"^data"):
+        numbers([0.5] * 600_000 + [last], np.dtype(np.float32), "data")
