@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from time import monotonic
+from time import monotonic, perf_counter
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ from offramp.runtime.predictions import Predictions, Records
 from offramp.runtime.preprocess import Preprocessor, Text
 from offramp.runtime.thresholds.rule import reached
 
-FETCHABLE = ("probabilities", "routing")
+FETCHABLE = ("probabilities", "routing", "times")
 
 
 class Cascade:
@@ -229,9 +229,10 @@ class Cascade:
     ) -> Predictions:
         """Answer N rows.
 
-        inputs: arrays by name, N along each one's batch axis; N may be 0. fetch: "probabilities" and
-        "routing" to have them with the answer. allow_nonfinite: let NaN and ±inf in float inputs pass; a row
-        whose logits are NaN runs to the last exit, has the label -1 and abstains.
+        inputs: arrays by name, N along each one's batch axis; N may be 0. fetch: "probabilities" and "routing" to have
+        them with the answer; "times" to know when each row and exit had its own, which goes from block to block.
+        allow_nonfinite: let NaN and ±inf in float inputs pass; a row whose logits are NaN runs to the last exit, has
+        the label -1 and abstains.
         max_exit: the last exit a row may leave from. deadline: seconds from now after which nothing more is begun;
         the first open exit always answers, a block that runs is waited for. Rows that either cut short have the
         answer of the last open exit that they reached, and are `involuntary`; both go from block to block.
@@ -242,8 +243,8 @@ class Cascade:
         CascadeClosed after close() or in a forked process.
         """
         plain = max_exit is None and deadline is None and not (fetch or allow_nonfinite)
-        if plain and self._prepared is not None and (stop is None or not stop()):
-            out = self._prepared(inputs)
+        if plain and self._prepared is not None:
+            out = self._prepared(inputs, stop)
             if out is not None:
                 return out
         latest = None if deadline is None else monotonic() + _seconds(deadline)
@@ -254,12 +255,13 @@ class Cascade:
         arrays, sizes = check_inputs(inputs, self.manifest, allow_nonfinite=allow_nonfinite)
         route = self.route if max_exit is None else self._route_to(max_exit)
         call = Call(route, arrays, sizes, wanted, limit=self.batch_rows, stop=stop)
-        if latest is None:
+        if latest is None and "times" not in wanted:
             out = self.executor.answer(call, lambda kind: self._fetch_again(inputs, kind, allow_nonfinite, max_exit))
         else:
+            started = perf_counter()
             with self.executor.held():
-                for _ in exit_by_exit(call, self.executor, lambda: monotonic() >= latest):
-                    pass
+                for j in exit_by_exit(call, self.executor, lambda: latest is not None and monotonic() >= latest):
+                    call.times[j] = perf_counter() - started
             out = call.predictions(_not_kept)
         if max_exit is None:
             return out
@@ -269,6 +271,8 @@ class Cascade:
     def _fetch_again(
         self, inputs: Mapping[str, Any], kind: str, allow_nonfinite: bool = False, max_exit: int | None = None
     ) -> Any:
+        if kind == "times":
+            raise InputError('times can\'t be got afterwards: predict with fetch=("times",).')
         out = self.predict(inputs, fetch=(kind,), allow_nonfinite=allow_nonfinite, max_exit=max_exit)
         return out.fetched(kind)
 

@@ -129,7 +129,7 @@ class Predictions:
         return self._log_odds()
 
     def fetched(self, kind: str) -> Any:
-        """What came with the answer, or is got now: "probabilities" or "routing".
+        """What came with the answer, or is got now: "probabilities", "routing" or (never afterwards) "times".
 
         Raises InputError where it can't be got any more: answers that were pickled have no cascade to ask.
         """
@@ -143,6 +143,16 @@ class Predictions:
         """Pickled as what is known by now; the way back to the cascade stays behind."""
         answers = tuple(getattr(self, name) for name in _ARRAYS)
         return _restored, (answers, self.confidence, self.log_odds, self.executed, self._fetched, self._classes)
+
+    @property
+    def times(self) -> NDArray[np.float64]:
+        """(N,) seconds from the call until each row was answered, for answers of predict(..., fetch=("times",))."""
+        return np.asarray(self.exit_times[self.exit])
+
+    @property
+    def exit_times(self) -> NDArray[np.float64]:
+        """(J,) seconds until all rows that came to each exit were answered there; NaN where none was asked."""
+        return np.asarray(self.fetched("times"))
 
     @property
     def probabilities(self) -> NDArray[np.float32]:

@@ -16,7 +16,6 @@ CROWDED = {"runtime/jobs/calibrating", "runtime/cli"}
 # Which rooms a room may import from, beside those that these may. A folder of runtime/ is a room, so is a file in it.
 BELOW = {
     "errors": (),
-    "sample": (),
     "kernels": (),
     "arrays": ("errors",),
     "cost": ("errors",),
@@ -26,6 +25,7 @@ BELOW = {
     "scores": ("arrays",),
     "thresholds": ("arrays",),
     "records": ("files", "predictions"),
+    "sample": ("records",),
     "bundle": ("cost", "files", "preprocess"),
     "inputs": ("bundle",),
     "metrics": ("scores", "thresholds"),

@@ -19,6 +19,12 @@ Again = Callable[[str], Any]
 """How to get what wasn't fetched: "probabilities" or "routing"."""
 
 
+def go_on(stop: Callable[[], bool] | None) -> None:
+    """Raises Stopped if nobody wants the answer any more."""
+    if stop is not None and stop():
+        raise Stopped("stopped before its answer, as its caller said.")
+
+
 class Call:
     """Checked inputs on their way along a route."""
 
@@ -62,8 +68,12 @@ class Call:
 
     def go_on(self) -> None:
         """Raises Stopped if nobody wants the answer any more. Whoever runs graphs asks in front of each."""
-        if self._stop is not None and self._stop():
-            raise Stopped("stopped before its answer, as its caller said.")
+        go_on(self._stop)
+
+    @cached_property
+    def times(self) -> NDArray[np.float64]:
+        """(J,) seconds from the start until all rows that came to an exit had its answer, NaN where none is known."""
+        return np.full(len(self.route.manifest.exits), np.nan)
 
     def steps(self, *, logits: bool = False) -> list[Step]:
         """The route's stages with what is to be fetched of each. logits: at every exit, whoever asks for them."""
@@ -84,12 +94,11 @@ class Call:
 
     def predictions(self, again: Again, *, so_far: bool = False) -> Predictions:
         """The answers, once every row has left. so_far: those that there are by now, which later ones don't change."""
-        kinds = {"probabilities": self.answers.probabilities, "routing": self.routing}
         answers = self.answers.copy() if so_far else self.answers
         answers.flops = self.costs.exits[answers.exit]
         return answers.predictions(
             self.costs.executed(self.ran),
-            {kind: kinds[kind] for kind in self.fetch},
+            {kind: getattr(self.answers if kind == "probabilities" else self, kind) for kind in self.fetch},
             again,
             self.route.manifest.classes,
         )

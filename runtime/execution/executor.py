@@ -56,8 +56,9 @@ class Executor(Protocol):
 
     def prepare(
         self, route: Route, limit: int, again: Callable[[Mapping[str, Any], str], Any]
-    ) -> Callable[[Mapping[str, Any]], Predictions | None] | None:
-        """The short way for a route that one graph answers: unchecked inputs to answers that fetch nothing more.
+    ) -> Callable[[Mapping[str, Any], Callable[[], bool] | None], Predictions | None] | None:
+        """The short way for a route that one graph answers: unchecked inputs, and whether to stop, to answers that
+        fetch nothing more.
 
         It gives None for inputs that it doesn't take, which then go the general way. limit: the most rows at once.
         again: how to get what it doesn't fetch, of which inputs. None where there is no such way.

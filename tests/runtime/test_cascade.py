@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
@@ -433,3 +434,33 @@ def test_a_cascade_that_load_did_not_make_says_that_it_cannot_be_pickled(cascade
     made = Cascade(cascade.bundle, cascade.calibration, cascade.operating_point, cascade.executor)
     with pytest.raises(InputError, match="can't be pickled"):
         pickle.dumps(made)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 200])
+def test_times_say_when_each_row_and_each_exit_had_its_answer(images, rows):
+    with Cascade.load(sample.BUNDLE, operating_point="balanced", batch_rows=64) as cascade:
+        before = time.perf_counter()
+        out = cascade.predict({"x": images[:rows]}, fetch=("times", "probabilities"))
+        took = time.perf_counter() - before
+        check = cascade.predict({"x": images[:rows]})
+    assert out.exit.tolist() == check.exit.tolist()
+    assert out.times.shape == (rows,)
+    assert out.exit_times.shape == (3,)
+    assert ((out.times > 0) & (out.times <= took)).all()
+    assert out.times.tolist() == out.exit_times[out.exit].tolist()
+    asked = out.exit_times[: out.exit.max(initial=0) + 1]
+    assert (np.diff(asked) > 0).all(), "one exit after the other"
+    assert np.isnan(out.exit_times[len(asked) :]).all()
+    assert out.probabilities.shape == (rows, 10)
+
+
+def test_times_come_with_deadlines_and_cut_short_rows_but_never_afterwards(images):
+    with Cascade.load(sample.BUNDLE, operating_point="balanced") as cascade:
+        out = cascade.predict({"x": images}, fetch="times", deadline=0.0)
+        assert np.isfinite(out.times).all()
+        assert np.isnan(out.exit_times[1:]).all()
+        assert out.involuntary.any()
+        assert np.isfinite(cascade.predict({"x": images}, fetch="times", max_exit=1).times).all()
+        for answer in (out, cascade.predict({"x": images}), cascade.predict({"x": images[:1]})):
+            with pytest.raises(InputError, match="fetch"):
+                answer.fetched("nothing" if answer is out else "times")

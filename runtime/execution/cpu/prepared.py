@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from offramp.runtime.execution.call import go_on
 from offramp.runtime.execution.cpu.one_graph import Looked, LookedAlone
 from offramp.runtime.execution.cpu.session import RunSession
 from offramp.runtime.execution.route import Route
@@ -46,8 +47,11 @@ class Prepared:
             for i in route.manifest.inputs
         ]
 
-    def __call__(self, inputs: Mapping[str, Any]) -> Predictions | None:
-        """None: not for here, be it that something has to be converted, split up or refused."""
+    def __call__(self, inputs: Mapping[str, Any], stop: Callable[[], bool] | None = None) -> Predictions | None:
+        """None: not for here, be it that something has to be converted, split up or refused.
+
+        stop: whether nobody wants the answer any more. Raises Stopped if so.
+        """
         run = self._sessions.get(self._file)
         if run is None or type(inputs) is not dict or len(inputs) != len(self._expected):
             return None
@@ -70,6 +74,8 @@ class Prepared:
                 feed[name] = array
         if not 0 < sizes["batch"] <= self._limit or (len(sizes) > 1 and 0 in sizes.values()):
             return None
+        if stop is not None:
+            go_on(stop)
         try:
             made = run(self._outputs, feed)
         except Exception:  # the general way says what is wrong

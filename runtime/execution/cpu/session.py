@@ -221,7 +221,7 @@ class Sessions:
         self._threads = threads
         self._providers = providers
         self._open: dict[str, RunSession] | None = {}
-        self.ready: dict[str, RunSession] = {}
+        self.ready: dict[str, RunSession] = {}  # those that are open, for calls of one run; empty once closed or forked
         self._lock = threading.Lock()
         self.calls = Calls(self._let_go)
         keep_in_children(self)
@@ -259,8 +259,9 @@ class Sessions:
                             where=self._bundle.path / file,
                         )
                     )
-                    if not self.calls.closing:
-                        self.ready[file] = session
+                    self.ready[file] = session
+                    if self.calls.closing:
+                        self.ready.clear()
                     if alone:  # outer graphs let go by themselves of what they have packed
                         release_mapped(self._bundle.folder)
         return session
@@ -273,8 +274,8 @@ class Sessions:
 
     def close(self) -> None:
         """Take no more calls, and let go of the sessions when the last one has ended."""
-        self.ready.clear()
         self.calls.close()
+        self.ready.clear()
 
     def _let_go(self) -> None:
         self._open = None
