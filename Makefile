@@ -56,7 +56,12 @@ docs: $(DOCS)/.ready .types/offramp  ## the documentation, in site/; any warning
 	@echo "site/index.html"
 
 clean:  ## remove what the other targets made
-	rm -rf .venv .venv-demo .venv-docs .types build dist site .cache htmlcov .coverage *.egg-info
+	rm -rf .venv .venv-demo .venv-docs .node .types build dist site .cache htmlcov .coverage *.egg-info
+
+# For the tests of the example for Node, which are skipped without it. Its install script would fetch CUDA libraries.
+.node/.ready:
+	npm install --silent --no-save --ignore-scripts --prefix .node onnxruntime-node@1.30.0
+	touch $@
 
 # torch comes first and pinned: anything else that wants it would bring a CUDA build.
 $(TEST)/.ready: pyproject.toml constraints.txt
