@@ -94,6 +94,15 @@ class DrainingServer(uvicorn.Server):
             end_at_once(128 + sig)
 
     async def _drain(self) -> None:
+        try:
+            await self._answer_what_is_here()
+        finally:  # whatever went wrong, it stops
+            for server in self.servers:
+                server.close()
+            self._crowd.scatter()
+            self.should_exit = True
+
+    async def _answer_what_is_here(self) -> None:
         seconds = self._settings.drain_timeout
         limit = self._loop.time() + seconds - min(_EXIT, seconds / 4)
         self._crowd.drain()
@@ -105,10 +114,6 @@ class DrainingServer(uvicorn.Server):
             if not self._crowd.working and (now >= calm or self._crowd.quiet_for(_QUIET, now)):
                 break
             await asyncio.sleep(_QUIET / 4)
-        for server in self.servers:
-            server.close()
-        self._crowd.scatter()
-        self.should_exit = True
 
     @property
     def drained(self) -> bool:
