@@ -156,7 +156,7 @@ class DirectEngine:
             self._withdraw(job)
 
     async def close(self, within: float = math.inf) -> None:
-        self._open = False
+        first, self._open = self._open, False
         # Who closes again waits no longer than who closed first.
         last = self._last = min(self._last, time.monotonic() + within)
         while self._unfinished and time.monotonic() < last:
@@ -166,7 +166,8 @@ class DirectEngine:
                 job.answer.set_exception(Unavailable(_SHUTTING_DOWN))
         with self._change:
             self._change.notify_all()
-        last = max(last, time.monotonic() + _LAST_BATCH)
+        if first:
+            last = max(last, time.monotonic() + _LAST_BATCH)
         while not self.stopped and time.monotonic() < last:
             await asyncio.sleep(0.005)
 

@@ -32,6 +32,7 @@ _SEND_BUFFER = 256 * 2**10
 _DESCRIPTORS = 64  # for everything else: the bundle's files, the log, who has been turned away
 _QUIET = 0.1  # seconds without a sign of any client, after which nothing that was on its way is cut off
 _FLUSH = 1.0  # of the drain's seconds, at most: for answers on their way behind the engine's last
+_EXIT = 0.5  # and for the exit itself
 _SAID_EVERY = 10.0  # seconds between two lines in the log about the same lack
 _log = logging.getLogger("uvicorn.error.offramp")
 
@@ -93,9 +94,19 @@ class DrainingServer(uvicorn.Server):
             end_at_once(128 + sig)
 
     async def _drain(self) -> None:
-        limit = self._loop.time() + self._settings.drain_timeout
+        try:
+            await self._answer_what_is_here()
+        finally:  # whatever went wrong, it stops
+            for server in self.servers:
+                server.close()
+            self._crowd.scatter()
+            self.should_exit = True
+
+    async def _answer_what_is_here(self) -> None:
+        seconds = self._settings.drain_timeout
+        limit = self._loop.time() + seconds - min(_EXIT, seconds / 4)
         self._crowd.drain()
-        await self._engine.close(max(0.0, self._settings.drain_timeout - min(_FLUSH, self._settings.drain_timeout / 4)))
+        await self._engine.close(seconds - min(_EXIT, seconds / 4) - min(_FLUSH, seconds / 4))
         calm = min(limit, self._loop.time() + _FLUSH)  # new ones may come for ever, each is told 503
         self._crowd.heard = self._loop.time()  # what waits in the sockets is read first
         while self._loop.time() < limit:
@@ -103,10 +114,6 @@ class DrainingServer(uvicorn.Server):
             if not self._crowd.working and (now >= calm or self._crowd.quiet_for(_QUIET, now)):
                 break
             await asyncio.sleep(_QUIET / 4)
-        for server in self.servers:
-            server.close()
-        self._crowd.scatter()
-        self.should_exit = True
 
     @property
     def drained(self) -> bool:

@@ -29,6 +29,13 @@ def test_an_argument_wins_over_the_environment_and_that_over_the_default(monkeyp
         ("timeout", 0),
         ("timeout", -1.5),
         ("timeout", float("nan")),
+        ("header_timeout", 0),
+        ("body_timeout", -1),
+        ("write_timeout", 0),
+        ("keep_alive", 0),
+        ("drain_timeout", 0),
+        ("max_connections", 0),
+        ("max_bytes_in_flight", 0),
         ("log_level", "loud"),
     ],
 )
