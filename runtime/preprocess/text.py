@@ -64,8 +64,12 @@ class TextPreprocessor:
         return {name: values.astype(self._dtypes[name]) for name, values in made.items() if name is not None}
 
     def _encodings(self, texts: list[str], first: int) -> Any:
+        special = self.spec.special_tokens
         try:
-            encodings = self._tokenizer.encode_batch(texts, add_special_tokens=self.spec.special_tokens)
+            if len(texts) == 1:  # a batch of one would still wake the library's threads
+                encodings = [self._tokenizer.encode(texts[0], add_special_tokens=special)]
+            else:
+                encodings = self._tokenizer.encode_batch(texts, add_special_tokens=special)
         except Exception as error:  # the tokenizer's own errors have no base of their own
             raise InputError(f"the texts can't be tokenised ({error}).") from error
         for row, encoding in enumerate(encodings, first):

@@ -24,12 +24,32 @@ _REASONS = {408: b"Request Timeout", 503: b"Service Unavailable"}
 
 
 class Lingering:
-    """A transport whose close first lets the client read: one that is cut off while it sends never sees its answer."""
+    """A transport whose close first lets the client read: one that is cut off while it sends never sees its answer.
+
+    It also sends the head of an answer together with what follows: a small answer is one packet and one system call.
+    """
 
     def __init__(self, transport: asyncio.Transport, connection: "Connection") -> None:
         self._transport = transport
         self._connection = connection
         self.since: float | None = None
+        self._holding, self._held = False, b""
+
+    def hold(self) -> None:
+        """Keep what is written next until something follows it, or `flush`."""
+        self._holding = True
+
+    def write(self, data: bytes) -> None:
+        if self._holding:
+            self._holding, self._held = False, self._held + data
+            return
+        held, self._held = self._held, b""
+        self._transport.write(held + data if held else data)
+
+    def flush(self) -> None:
+        self._holding = False
+        if self._held:
+            self.write(b"")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -40,6 +60,7 @@ class Lingering:
     def close(self) -> None:
         if self.is_closing():
             return
+        self.flush()
         try:
             self._transport.write_eof()
         except (OSError, NotImplementedError):  # the client has just reset it
@@ -50,6 +71,7 @@ class Lingering:
 
     def finish(self) -> None:
         """Close without letting the client read for long."""
+        self.flush()
         self._transport.close()
 
 
@@ -178,10 +200,15 @@ class Connection(H11Protocol):
         """The app, which says so where an answer is its connection's last."""
 
         async def closing(message: Message) -> None:
-            if message["type"] == "http.response.start" and self._is_last():
-                others = [header for header in message.get("headers", ()) if header[0].lower() != _CLOSE[0]]
-                message = {**message, "headers": [*others, _CLOSE]}
+            if message["type"] == "http.response.start":
+                if self._is_last():
+                    others = [header for header in message.get("headers", ()) if header[0].lower() != _CLOSE[0]]
+                    message = {**message, "headers": [*others, _CLOSE]}
+                self._lingering.hold()
+                await send(message)
+                return
             await send(message)
+            self._lingering.flush()
 
         await self._serve(scope, receive, closing)
 

@@ -50,7 +50,7 @@ def running(cascade: Any, **settings: Any) -> Iterator[Running]:
 
 @contextmanager
 def listening(app: Any, settings: Settings | None = None) -> Iterator[Running]:
-    with socket.socket() as listener:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:  # else without TCP_NODELAY
         listener.bind(("127.0.0.1", 0))
         server = DrainingServer(app, settings or Settings.of(log_level="error"), "")
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
