@@ -241,7 +241,11 @@ def _ends(name: str, found: Middle) -> Line:
 
 
 def _run(cascade: Cascade, allow_nonfinite: bool) -> Run:
-    return lambda inputs: cascade.predict(inputs, allow_nonfinite=allow_nonfinite)
+    def run(inputs: Mapping[str, Any]) -> object:
+        out = cascade.predict(inputs, allow_nonfinite=allow_nonfinite)
+        return out.label, out.abstain  # looked at: they are made out only then
+
+    return run
 
 
 def _nobody(point: OperatingPoint) -> Taker:
