@@ -86,10 +86,15 @@ def _promised(cascade: Cascade) -> dict[str, float]:
 
 
 def _in_the_program(cascade: Cascade, texts: list[str]) -> dict[str, list[float]]:
-    """Milliseconds a sentence in one's own program, from token ids to a label, by who answers."""
+    """Milliseconds a sentence in one's own program, from token ids to an answer, by who gives it."""
     point = cascade.at(POINT)
     runs = {f"plain, {name}": run for name, run in plain_sessions(cascade.bundle, available_threads())[0].items()}
-    runs["offramp"] = lambda inputs: point.predict(inputs).label.item()
+
+    def early(inputs: Any) -> object:
+        out = point.predict(inputs)
+        return out.label, out.abstain  # looked at: they are made out only then
+
+    runs["offramp"] = early
     spent: dict[str, list[float]] = {name: [] for name in runs}
     for text in texts:
         inputs = cascade.preprocess([text])
