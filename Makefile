@@ -72,7 +72,7 @@ $(TEST)/.ready: pyproject.toml constraints.txt
 
 $(DEMO)/.ready: pyproject.toml constraints.txt $(wildcard runtime/*.py server/*.py server/static/* runtime/*/*)
 	$(PYTHON) -m venv $(DEMO)
-	$(DEMO)/bin/python $(PIP) --upgrade ".[cpu,server,text]"
+	$(DEMO)/bin/python $(PIP) --upgrade ".[cpu,server]"
 	touch $@
 
 $(DOCS)/.ready: pyproject.toml constraints.txt
