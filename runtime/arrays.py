@@ -38,8 +38,8 @@ def for_each_block(
     numpy releases the GIL in its loops, so plain threads give the second core.
     """
     blocks = list(row_blocks(rows, columns, values))
-    workers = usable_cores()
-    if len(blocks) < 2 or workers < 2 or rows * columns < PARALLEL_VALUES:
+    # Small first: asking for the cores is a system call, and one row's score takes no more than three of them.
+    if len(blocks) < 2 or rows * columns < PARALLEL_VALUES or (workers := usable_cores()) < 2:
         return [work(block) for block in blocks]
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(work, blocks))

@@ -36,14 +36,18 @@ def answer_cascade_graph(call: Call, run: RunCascade, again: Again) -> Predictio
     return call.predictions(again)
 
 
-class Looked:
-    """The answers from one run of the graph for all of a call's rows, made out when somebody looks at one."""
+class _Made:
+    """What one run of the graph gave for all of a call's rows."""
 
     def __init__(
         self, route: Route, sizes: Mapping[str, int], made: Sequence[Any], inputs: Mapping[str, Any], again: AgainOf
     ) -> None:
         """sizes: of every symbolic axis. made: what the graph gave for the inputs. again: how to get what it didn't."""
         self._route, self._sizes, self._made, self._inputs, self._again = route, sizes, made, inputs, again
+
+
+class Looked(_Made):
+    """The answers from one run of the graph for all of a call's rows, made out when somebody looks at one."""
 
     def __call__(self, name: str) -> Any:
         """A field of Predictions, by its name there."""
@@ -57,13 +61,8 @@ class Looked:
         return call.predictions(partial(self._again, self._inputs))
 
 
-class LookedAlone:
+class LookedAlone(_Made):
     """As `Looked` for one row by itself, field by field: in cold caches each call into numpy counts."""
-
-    def __init__(
-        self, route: Route, sizes: Mapping[str, int], made: Sequence[Any], inputs: Mapping[str, Any], again: AgainOf
-    ) -> None:
-        self._route, self._sizes, self._made, self._inputs, self._again = route, sizes, made, inputs, again
 
     def __call__(self, name: str) -> Any:
         return getattr(self, name.removeprefix("_"))

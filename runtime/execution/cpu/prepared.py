@@ -59,7 +59,7 @@ class Prepared:
         for name, dtype, shape, is_float, taken in self._expected:
             array = inputs.get(name)
             # ONNX Runtime copies what isn't contiguous by itself.
-            if type(array) is not _ARRAY or array.dtype is not dtype:
+            if type(array) is not np.ndarray or array.dtype is not dtype:
                 return None
             there = array.shape
             if there != shape:
@@ -82,9 +82,6 @@ class Prepared:
             return None
         looked = LookedAlone if sizes["batch"] == 1 else Looked
         return Predictions.later(looked(self._route, sizes, made, inputs, self._again))
-
-
-_ARRAY = np.ndarray
 
 
 def all_finite(array: NDArray[Any]) -> bool:
