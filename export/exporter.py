@@ -130,7 +130,7 @@ def _write(
             except ExportError as error:
                 say(f"without fused operations, since with them: {error}")
                 for file in temporary.iterdir():
-                    file.unlink()
+                    file.unlink(missing_ok=True)
         return _build(temporary, source.model, source, about, classes, say)
 
 
@@ -271,7 +271,7 @@ def _add_cascade_graph(
         verify_cascade_graph(folder, probe, reference, company)
     except (ExportError, BundleError) as error:
         say(f"without a cascade graph: {error}")
-        file.unlink()
+        file.unlink(missing_ok=True)
         (folder / MANIFEST).write_bytes(seal(document))
 
 

@@ -26,7 +26,9 @@ def text_bundle(minilm_bundle, shared, tmp_path_factory):
     document = json.loads((folder / "manifest.json").read_text())
     inputs = {given["name"]: (given["dtype"], given["shape"]) for given in document["inputs"]}
     given = {"kind": "text", "tokenizer": str(shared("models/minilm_clinc150/tokenizer.json")), "sample": ["hello"]}
-    document["preprocess"] = msgspec.to_builtins(take_preprocess(given, inputs, folder))
+    taken = take_preprocess(given, inputs)
+    taken.copy(folder)
+    document["preprocess"] = msgspec.to_builtins(taken.spec)
     tokenizer = folder / "tokenizer.json"
     document["files"]["tokenizer.json"] = {"sha256": sha256_of_file(tokenizer), "bytes": tokenizer.stat().st_size}
     document.pop("digest")
