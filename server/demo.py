@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
             promised = _promised(cascade)
         with _server(bundle, args.port) as address:
             print(
-                f"serving at {address}; sending {len(known):,} held-out sentences over HTTP, {_TOGETHER} a request and "
-                f"singly, and {len(others)} that ask for none of these intents …\n",
+                f"serving it; sending {len(known):,} held-out sentences over HTTP, {_TOGETHER} a request and singly, "
+                f"and {len(others)} that ask for none of these intents …\n",
                 flush=True,
             )
             results = _ask(address, [text for text, _ in known], others)

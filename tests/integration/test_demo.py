@@ -27,6 +27,4 @@ def test_demo_once_prints_the_numbers_and_ends():
     assert percent(out, "error among the answered", 1) <= 2
     assert percent(out, "abstains on other topics", 1) > 80
     assert percent(out, "FLOPs", 1) < 30
-    addresses = re.findall(r"http://[\d.]+:\d+\S*", out)
-    assert len(addresses) == 1, "what nobody can open any more isn't offered"
-    assert "/try" not in out
+    assert "http" not in out.replace("over HTTP", ""), "what nobody can open any more isn't offered"
