@@ -4,7 +4,6 @@ import json
 import socket
 
 import pytest
-from offramp.export import export_bundle
 from offramp.runtime import Cascade
 
 ROWS, SHORT = 384, {"ids": [1, 2, 3, 4]}
@@ -15,6 +14,7 @@ LENGTHS = {"one length": (512,), "several lengths": (512, 504, 496)}
 def long_rows(tmp_path_factory):
     """Two exits over ids [batch, seq]; a row of 512 takes 2 GFLOPs."""
     torch = pytest.importorskip("torch")
+    from offramp.export import export_bundle
 
     class Texts(torch.nn.Module):
         def __init__(self):
