@@ -109,7 +109,7 @@ def test_clients_that_do_not_read_do_not_hold_the_exit_up(started, rows_bundle, 
 
 
 @pytest.mark.parametrize("begun", [4, 24], ids=["with most still in work", "with all answered"])
-@pytest.mark.parametrize("memory", [2**22, 2**29], ids=["too many for its memory", "all in its memory"])
+@pytest.mark.parametrize("memory", [2**24, 2**29], ids=["too many for its memory", "all in its memory"])
 def test_a_crowd_that_does_not_read_does_not_hold_the_exit_up(
     started, rows_bundle, raw, post, eventually, begun, memory
 ):
