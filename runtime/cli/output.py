@@ -1,5 +1,7 @@
-"""What a command prints, and what becomes of it where nobody can take it: a full disk, a closed descriptor."""
+"""What a command prints, and what becomes of it where it can't be taken: a full disk, a closed descriptor, letters
+that the terminal's encoding lacks."""
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -8,9 +10,12 @@ from typing import Any, TextIO, cast
 
 from offramp.runtime.errors import OutputLost
 
+# What commands draw with, for a stream that has none of it.
+_PLAINLY = {"…": "...", **dict.fromkeys("█▉▊▋▌", "#"), **dict.fromkeys("▍▎▏", "")}
+
 
 class _Guarded:
-    """A stream whose failures are told from those of the files that a command works on."""
+    """A stream that takes every letter, and whose failures are told from those of the files that a command works on."""
 
     def __init__(self, stream: TextIO | None) -> None:
         """stream: None, Python's way to say that the descriptor is closed, takes nothing."""
@@ -20,7 +25,11 @@ class _Guarded:
         if self._stream is None:
             raise OutputLost("stdout is closed")
         with _told():
-            return self._stream.write(text)
+            try:
+                return self._stream.write(text)
+            except UnicodeEncodeError:
+                self._stream.write("".join(_spelled(letter, self._stream.encoding) for letter in text))
+                return len(text)
 
     def flush(self) -> None:
         if self._stream is not None:
@@ -29,6 +38,15 @@ class _Guarded:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def _spelled(letter: str, encoding: str) -> str:
+    """A letter as an encoding can have it; escaped as in JSON, so that JSON which is printed stays the same."""
+    try:
+        letter.encode(encoding)
+        return letter
+    except UnicodeEncodeError:
+        return _PLAINLY.get(letter, json.dumps(letter)[1:-1])
 
 
 @contextmanager

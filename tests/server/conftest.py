@@ -231,8 +231,13 @@ def offramp_serve() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `offramp serve` with some arguments in a process of its own."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(
+        *arguments: object, env: dict[str, str] | None = None, descriptors: int | None = None
+    ) -> subprocess.Popen[str]:
+        """descriptors: the most that the process may have open, which it can't raise."""
         command = [sys.executable, "-m", "offramp.runtime.cli", "serve", *map(str, arguments)]
+        if descriptors is not None:
+            command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
         started.append(process)
         return process

@@ -105,6 +105,24 @@ def test_clients_that_do_not_read_do_not_hold_the_exit_up(started, rows_bundle, 
     started_at = time.monotonic()
     assert process.wait(timeout=60) == 0
     assert time.monotonic() - started_at < 10
+    assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("begun", [4, 24], ids=["with most still in work", "with all answered"])
+@pytest.mark.parametrize("memory", [2**24, 2**29], ids=["too many for its memory", "all in its memory"])
+def test_a_crowd_that_does_not_read_does_not_hold_the_exit_up(
+    started, rows_bundle, raw, post, eventually, begun, memory
+):
+    process, address = started(rows_bundle, "--drain-timeout", 3, "--max-bytes-in-flight", memory)
+    for _ in range(24):
+        raw(address, small_buffer=True).send(post([ROW] * 8000))
+    ended = re.compile(r"^offramp_requests_total\{.* (\d+)\.0$", re.MULTILINE)
+    eventually(lambda: sum(map(int, ended.findall(httpx.get(f"{address}/metrics", timeout=60).text))) >= begun)
+    process.send_signal(signal.SIGTERM)
+    started_at = time.monotonic()
+    assert process.wait(timeout=60) == 0
+    assert time.monotonic() - started_at < 15
+    assert process.stderr.read() == ""
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
