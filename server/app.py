@@ -14,6 +14,7 @@ from offramp.server.engine import DirectEngine
 from offramp.server.errors import add_error_handlers
 from offramp.server.memory import Memory
 from offramp.server.protocols import inference, predict
+from offramp.server.protocols.head import Heads
 from offramp.server.protocols.openapi import add_schemas
 from offramp.server.protocols.raw import RawRows
 from offramp.server.request_id import RequestIds
@@ -62,6 +63,7 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
     app.state.metrics = counters
     app.state.operating_points = points
     add_error_handlers(app)
+    app.add_middleware(Heads)
     app.add_middleware(RequestIds)
     for router in (
         predict.routes(plane),
