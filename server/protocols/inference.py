@@ -15,6 +15,7 @@ from offramp.server.body import decode as decode_json
 from offramp.server.dataplane import DataPlane, Encode, check_timeout
 from offramp.server.errors import NotFound, NotSupported, Unavailable
 from offramp.server.patience import Patience
+from offramp.server.protocols.names import segment
 from offramp.server.protocols.openapi import documented, example_row
 from offramp.server.protocols.tensors import group_of_arrays, numbers
 from offramp.server.query import DEFAULT_PRIORITY, PRIORITIES, Answer, Group, Query
@@ -111,9 +112,9 @@ def routes(plane: DataPlane) -> APIRouter:
 
     async def check_model(request: Request, model: Annotated[str, Path(examples=[manifest.name])]) -> None:
         version = request.path_params.get("version")
-        if model != manifest.name:
+        if model not in (manifest.name, segment(manifest.name)):
             raise NotFound(f"no model {model!r}: this server has {manifest.name!r}.")
-        if version is not None and version != manifest.version:
+        if version not in (None, manifest.version, segment(manifest.version)):
             raise NotFound(f"model {model!r} has no version {version!r}: this server has {manifest.version!r}.")
 
     router = APIRouter(tags=["open inference protocol"])
