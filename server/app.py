@@ -14,6 +14,8 @@ from offramp.server.engine import DirectEngine
 from offramp.server.errors import add_error_handlers
 from offramp.server.memory import Memory
 from offramp.server.protocols import inference, predict
+from offramp.server.protocols.head import Heads
+from offramp.server.protocols.names import Names, check_names
 from offramp.server.protocols.openapi import add_schemas
 from offramp.server.protocols.raw import RawRows
 from offramp.server.request_id import RequestIds
@@ -27,13 +29,14 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
         With nothing, as for `uvicorn --factory offramp.server:create_app`, the environment names it.
     settings: limits and timeouts; from the environment by default. Where to listen is the caller's business.
 
-    Raises what Cascade.load raises.
+    Raises what Cascade.load raises, and InputError for a model whose name no URL can have.
     """
     if isinstance(bundle, Settings):
         settings, bundle = bundle, None
     settings = settings or Settings.of()
     given = isinstance(bundle, Cascade)
     cascade = bundle if isinstance(bundle, Cascade) else load(bundle or settings.bundle, settings)
+    check_names(cascade.manifest)
     points = operating_points.OperatingPoints(cascade)
     counters = metrics.Metrics(cascade.manifest, points.points)
     engine = DirectEngine(points, counters, lanes=settings.lanes, max_queued_rows=settings.max_queued_rows)
@@ -62,6 +65,8 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
     app.state.metrics = counters
     app.state.operating_points = points
     add_error_handlers(app)
+    app.add_middleware(Heads)
+    app.add_middleware(Names, manifest=cascade.manifest)
     app.add_middleware(RequestIds)
     for router in (
         predict.routes(plane),

@@ -33,7 +33,9 @@ _DRAIN = 4
 # 64 KiB, and an empty one takes 20 bytes.
 _PIECE, _MEMBERS = 16 * 2**10, 4096
 _MADE_AT_ONCE = 4 * 2**20  # a thousandfold packed piece makes 16 MiB
-_NUMBER, _LIST, _OBJECT = 40, 96, 256  # bytes of a float in a list, of a list, of an object with a key
+# Bytes of a float in a list, of a list, of an object with a key, of a string beside a number by its two quotes.
+_NUMBER, _LIST, _OBJECT, _QUOTE = 40, 96, 256, 24
+_BEYOND_UCS2 = [bytes([first]) for first in range(0xF0, 0xF5)] + [b"\\ud", b"\\uD"]
 # Decoding takes memory of its own: more at a time would only do it more often.
 _few = ThreadPoolExecutor(2, thread_name_prefix="offramp-body")
 _holding_up = threading.Lock()
@@ -205,7 +207,20 @@ def decoded_bytes(body: bytes | bytearray) -> int:
 
     What stands inside strings counts as if it were structure; inputs are numbers.
     """
-    return _NUMBER * body.count(b",") + _LIST * body.count(b"[") + _OBJECT * body.count(b"{")
+    commas = body.count(b",")
+    values = _NUMBER * commas + _LIST * body.count(b"[") + _OBJECT * body.count(b"{") + _QUOTE * body.count(b'"')
+    width, short = _characters(body)
+    return values + width * max(0, len(body) - short * commas)
+
+
+def _characters(body: bytes | bytearray) -> tuple[int, int]:
+    """Bytes that a character of a string takes at most, and so many before each comma are reckoned already.
+
+    A string's widest character decides: one emoji makes a long text four times as long.
+    """
+    if body.isascii() and b"\\u" not in body:
+        return 1, 24
+    return (4 if any(wide in body for wide in _BEYOND_UCS2) else 2), 4
 
 
 def _hint(body: bytes | bytearray, message: str) -> str:

@@ -1,9 +1,13 @@
 """`offramp serve`: load a bundle, listen, serve until a signal."""
 
 import argparse
+import errno
 import os
 import socket
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
 
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError, OfframpError
@@ -11,6 +15,7 @@ from offramp.server.app import create_app, load
 from offramp.server.connections.draining import BACKLOG, DrainingServer, end_at_once, hanging_up
 from offramp.server.settings import Settings
 
+_TRIES = 8  # free ports
 _METAVARS = {
     "host": "ADDRESS",
     "operating_point": "NAME",
@@ -43,43 +48,83 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code: 0, or 2 after one line that says what is wrong."""
     try:
         settings = Settings.of(**{name: getattr(args, name, None) for name in Settings.model_fields})
-        with listen(settings.host, settings.port) as listener, load(settings.bundle, settings) as cascade:
-            return serve(cascade, settings, listener)
+        with ExitStack() as stack:
+            listeners = [stack.enter_context(one) for one in listen(settings.host, settings.port)]
+            return serve(stack.enter_context(load(settings.bundle, settings)), settings, listeners)
     except OfframpError as error:
         print(f"offramp serve: {error}", file=sys.stderr)
         return 2
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to an address. It is bound before the bundle is loaded: a busy port is said at once."""
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets bound to all addresses of a host, which are two for localhost, at one port.
+
+    They are bound before the bundle is loaded: a busy port is said at once.
+    """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        if os.name == "posix":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise _busy(host, port, error) from error
-    return listener
+    for _ in range(_TRIES):
+        listeners: list[socket.socket] = []
+        try:
+            _bind(found, listeners)
+            return listeners
+        except OSError as error:
+            for listener in listeners:
+                listener.close()
+            # A free port of the first address may be taken at the second.
+            if port or not listeners or error.errno != errno.EADDRINUSE:
+                raise _busy(host, port, error) from error
+            busy = error
+    raise _busy(host, port, busy)
+
+
+def _bind(found: list[Any], listeners: list[socket.socket]) -> None:
+    """Bind what getaddrinfo has found. An address that this machine lacks is passed over if another is there."""
+    lacking: OSError | None = None
+    places = {(family, address): (kind, protocol) for family, kind, protocol, _, address in found}
+    for (family, address), (kind, protocol) in places.items():
+        if listeners and not address[1]:
+            address = (address[0], listeners[0].getsockname()[1], *address[2:])
+        try:
+            listener = socket.socket(family, kind, protocol)
+        except OSError as error:
+            lacking = error  # no IPv6 here
+            continue
+        try:
+            if os.name == "posix":
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6 and len(places) > 1:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # else it takes IPv4's port, too
+            listener.bind(address)
+        except OSError as error:
+            listener.close()
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+            lacking = error
+        else:
+            listeners.append(listener)
+    if not listeners:
+        raise lacking or OSError("it has no address")
 
 
 def _busy(host: str, port: int, error: OSError) -> InputError:
     return InputError(f"can't listen on {host} port {port}: {error.strerror or error}.")
 
 
-def serve(cascade: Cascade, settings: Settings, listener: socket.socket) -> int:
+def serve(cascade: Cascade, settings: Settings, listeners: Sequence[socket.socket]) -> int:
     app = create_app(cascade, settings)
     try:
         # Two sockets may be bound to one address as long as neither listens: the second is told here.
-        listener.listen(BACKLOG)
+        for listener in listeners:
+            listener.listen(BACKLOG)
     except OSError as error:
-        raise _busy(settings.host, listener.getsockname()[1], error) from error
+        raise _busy(settings.host, listeners[0].getsockname()[1], error) from error
     points = app.state.operating_points
-    host, port = listener.getsockname()[:2]
+    host, port = listeners[0].getsockname()[:2]
+    if len(listeners) > 1:
+        host = settings.host  # the name of them all
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     others = ", ".join(name for name in points.points if name != points.default)
     greeting = (
@@ -88,7 +133,7 @@ def serve(cascade: Cascade, settings: Settings, listener: socket.socket) -> int:
     )
     server = DrainingServer(app, settings, greeting)
     with hanging_up(server):
-        server.run(sockets=[listener])
+        server.run(sockets=list(listeners))
     if not server.drained:
         end_at_once(0)  # the drain's limit has passed; Python would wait for the threads
     return 0

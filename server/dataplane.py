@@ -23,6 +23,7 @@ from starlette.responses import Response
 
 _ROW_BYTES, _NUMBER_BYTES = 128, 20  # about what a row of an answer, and a probability in it, are when encoded
 _NUMBER_MEMORY = 40  # and what that probability takes on its way there
+_LONGEST = 1e15  # thirty million years, or thirty in microseconds
 T = TypeVar("T")
 Encode = Callable[[Answer], bytes]
 Decode = Callable[[Body], tuple[Query, Encode]]
@@ -92,9 +93,12 @@ class DataPlane:
 
 
 def check_timeout(seconds: float | None, field: str = "timeout") -> float | None:
-    if seconds is not None and not seconds > 0:
-        raise InputError(f"{field} is {seconds:g}, expected more than 0.")
-    return seconds
+    """A timeout as a request says it, None if it doesn't. Longer ones than a clock can count are the longest."""
+    if seconds is None:
+        return None
+    if not seconds > 0:
+        raise InputError(f"{field} is {max(seconds, -_LONGEST):g}, expected more than 0.")
+    return min(seconds, _LONGEST)
 
 
 async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -106,7 +106,7 @@ def add_error_handlers(app: FastAPI) -> None:
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = {
-            404: f"no such path: {request.url.path}. See /docs.",
+            404: f"no such path: {request.url.path}. See {request.scope.get('root_path', '')}/docs.",
             405: f"{request.method} is not allowed for {request.url.path}.",
         }.get(error.status_code, str(error.detail))
         return error_response(request, error.status_code, message, dict(error.headers or {}))

@@ -41,7 +41,7 @@ class Metrics:
     def __init__(self, manifest: Manifest, points: Iterable[str] = (FULL,)) -> None:
         """points: names of the operating points that can be asked for."""
         folder = os.environ.get(_SHARED)
-        if folder is not None and not Path(folder).is_dir():
+        if folder is not None and not (folder and Path(folder).is_dir()):  # prometheus_client takes "" for this one
             raise InputError(f"{_SHARED} is {folder!r}: no such folder. Make an empty one, or unset it.")
         self.shared = folder is not None
         # A worker process that counts for itself alone: whoever asks /metrics gets another one each time.
@@ -151,7 +151,10 @@ def routes(metrics: Metrics) -> APIRouter:
 
     @router.get("/metrics", summary="Metrics in Prometheus' text format")
     async def scrape(request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        try:
+            encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        except (TypeError, ValueError):  # a version that is no number
+            encode, content_type = choose_encoder("")
         return Response(encode(metrics.all()), headers={"Content-Type": content_type})
 
     return router

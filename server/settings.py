@@ -1,15 +1,33 @@
 """What can be set on a server, by argument or by an OFFRAMP_ environment variable."""
 
+import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from offramp.runtime.errors import InputError
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+# Kubernetes says where the service called offramp is: OFFRAMP_PORT=tcp://10.0.0.7:8000.
+_LINK = re.compile(r"(tcp|udp|sctp)://", re.IGNORECASE)
+
+
+class _Environment(EnvSettingsSource):
+    """The environment without what nobody set for us: empty variables, and Kubernetes' links to services."""
+
+    def __call__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__call__().items() if not _is_foreign(value)}
+
+
+def _is_foreign(value: Any) -> bool:
+    return isinstance(value, str) and (not value.strip() or _LINK.match(value) is not None)
 
 
 class Settings(BaseSettings):
-    """Settings of `offramp serve`; each is also read from the environment, OFFRAMP_PORT=8000 for instance."""
+    """Settings of `offramp serve`; each is also read from the environment, OFFRAMP_PORT=8000 for instance.
+
+    An empty variable is as none, and so is what Kubernetes sets for a service: OFFRAMP_PORT=tcp://10.0.0.7:8000.
+    """
 
     model_config = SettingsConfigDict(env_prefix="OFFRAMP_", extra="forbid", frozen=True)
 
@@ -53,6 +71,17 @@ class Settings(BaseSettings):
     def row_limit(self) -> int:
         """Rows in one request: one that could never fit in the queue is refused for good, not for now."""
         return min(self.max_rows_per_request, self.max_queued_rows)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, _Environment(settings_cls)
 
     @classmethod
     def of(cls, **given: object) -> Self:

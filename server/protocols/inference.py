@@ -15,6 +15,7 @@ from offramp.server.body import decode as decode_json
 from offramp.server.dataplane import DataPlane, Encode, check_timeout
 from offramp.server.errors import NotFound, NotSupported, Unavailable
 from offramp.server.patience import Patience
+from offramp.server.protocols.names import segment
 from offramp.server.protocols.openapi import documented, example_row
 from offramp.server.protocols.tensors import group_of_arrays, numbers
 from offramp.server.query import DEFAULT_PRIORITY, PRIORITIES, Answer, Group, Query
@@ -45,12 +46,12 @@ class InputTensor(msgspec.Struct, kw_only=True):
     shape: list[int]
     datatype: str
     data: list[Any] | None = None
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] | None = None
 
 
 class WantedOutput(msgspec.Struct, kw_only=True):
     name: str
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] | None = None
 
 
 class InferRequest(msgspec.Struct, kw_only=True):
@@ -58,13 +59,13 @@ class InferRequest(msgspec.Struct, kw_only=True):
 
     outputs: those to answer with; by default all but probabilities. parameters: operating_point; max_exit,
     the last exit a row may leave from; timeout in microseconds, as Triton's clients send it; priority, 1 to 9,
-    1 goes first, 0 is the default. Others are ignored.
+    1 goes first, 0 is the default. Others are ignored. What isn't required may also be null.
     """
 
     inputs: list[InputTensor]
     id: str | None = None
-    parameters: dict[str, Any] = {}
-    outputs: list[WantedOutput] = []
+    parameters: dict[str, Any] | None = None
+    outputs: list[WantedOutput] | None = None
 
 
 class OutputTensor(msgspec.Struct, kw_only=True):
@@ -111,9 +112,9 @@ def routes(plane: DataPlane) -> APIRouter:
 
     async def check_model(request: Request, model: Annotated[str, Path(examples=[manifest.name])]) -> None:
         version = request.path_params.get("version")
-        if model != manifest.name:
+        if model not in (manifest.name, segment(manifest.name)):
             raise NotFound(f"no model {model!r}: this server has {manifest.name!r}.")
-        if version is not None and version != manifest.version:
+        if version not in (None, manifest.version, segment(manifest.version)):
             raise NotFound(f"model {model!r} has no version {version!r}: this server has {manifest.version!r}.")
 
     router = APIRouter(tags=["open inference protocol"])
@@ -128,14 +129,14 @@ def routes(plane: DataPlane) -> APIRouter:
 
     def decode(received: Body) -> tuple[Query, Encode]:
         asked = decode_json(received, InferRequest, plane.settings.max_decoded_bytes)
-        outputs = wanted_outputs(asked.outputs)
+        parameters, outputs = asked.parameters or {}, wanted_outputs(asked.outputs or [])
         groups = groups_of(asked.inputs, received.patience)
         rows = sum(len(group.positions) for group in groups)
         plane.check_rows(rows)
         name, max_exit = points.choose(
-            parameter(asked.parameters, "operating_point", str), parameter(asked.parameters, "max_exit", int)
+            parameter(parameters, "operating_point", str), parameter(parameters, "max_exit", int)
         )
-        microseconds = check_timeout(parameter(asked.parameters, "timeout", int), "parameters.timeout")
+        microseconds = check_timeout(parameter(parameters, "timeout", int), "parameters.timeout")
         query = Query(
             groups=groups,
             rows=rows,
@@ -143,7 +144,7 @@ def routes(plane: DataPlane) -> APIRouter:
             max_exit=max_exit,
             probabilities="probabilities" in outputs,
             timeout=None if microseconds is None else microseconds / 1e6,
-            priority=priority(asked.parameters),
+            priority=priority(parameters),
         )
         name_of_request = asked.id  # and not `asked`: all its numbers would stay until the answer
         return query, lambda answer: encode(name_of_request, outputs, query, answer)
@@ -267,7 +268,10 @@ def arrays(tensors: list[InputTensor]) -> dict[str, NDArray[Any]]:
         array = numbers(tensor.data, np.dtype(DTYPES[tensor.datatype]), f"{where}.data")
         if array.size != math.prod(tensor.shape) or (array.ndim > 1 and list(array.shape) != tensor.shape):
             raise InputError(f"{where}.data has the shape {list(array.shape)}, its shape says {tensor.shape}.")
-        made[tensor.name] = array.reshape(tensor.shape)
+        try:
+            made[tensor.name] = array.reshape(tensor.shape)
+        except (ValueError, OverflowError) as error:  # more axes, or longer empty ones, than numpy can have
+            raise InputError(f"{where}.shape is {tensor.shape}, which no array has: {error}.") from error
     return made
 
 

@@ -22,14 +22,14 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     instances: one a row; an object with the model's inputs by name, or the bare value of a single input. If the bundle
     has preprocessing, a row may also be a text ("…" or {"text": "…"}), or a PNG or JPEG file in base64 ("…" or
     {"b64": "…"}). Rows may differ in length. max_exit: the last exit a row may leave from. timeout: seconds, then 503.
-    probabilities: answer with every class's probability.
+    probabilities: answer with every class's probability. What isn't required may also be null.
     """
 
     instances: list[Any]
     operating_point: str | None = None
     max_exit: int | None = None
     timeout: float | None = None
-    probabilities: bool = False
+    probabilities: bool | None = None
 
 
 class Prediction(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -85,7 +85,7 @@ def routes(plane: DataPlane) -> APIRouter:
             rows=len(asked.instances),
             operating_point=name,
             max_exit=max_exit,
-            probabilities=asked.probabilities,
+            probabilities=bool(asked.probabilities),
             timeout=check_timeout(asked.timeout),
         )
         return query, lambda answer: encode(query, answer, request_id)

@@ -28,6 +28,8 @@ def numbers(data: Any, dtype: np.dtype[Any], where: str) -> NDArray[Any]:
         raise InputError(f"{where} is ragged: expected lists of one length at each level.") from error
     if loose.size == 0:
         return np.zeros(loose.shape, dtype)
+    if loose.dtype.kind == "O" and dtype.kind == "f" and _all_numbers(data):
+        loose = _rounded(loose)  # JavaScript writes 1e20 without a point
     if loose.dtype.kind not in "biuf":
         raise InputError(f"{where} holds {_misfit(data)}, expected numbers for {dtype}.")
     if dtype.kind in "iu":
@@ -39,7 +41,7 @@ def numbers(data: Any, dtype: np.dtype[Any], where: str) -> NDArray[Any]:
             raise InputError(f"{where} has numbers with a point, expected booleans.")
         _check_range(loose, 0, 1, dtype, where)
     elif dtype.kind == "f":
-        _check_range(loose, np.finfo(dtype).min, np.finfo(dtype).max, dtype, where)
+        _check_finite(loose, dtype, where)
     return np.ascontiguousarray(loose, dtype)
 
 
@@ -62,6 +64,29 @@ def _check_range(values: NDArray[Any], low: float, high: float, dtype: np.dtype[
     for value in (values.min(), values.max()):
         if not low <= value <= high:
             raise InputError(f"{where} has {value}, which {dtype} can't hold.")
+
+
+def _check_finite(values: NDArray[Any], dtype: np.dtype[Any], where: str) -> None:
+    """What is beyond a dtype's largest number and rounds to it is taken: 3.4028235e+38 is how float32's is written."""
+    for value in (values.min(), values.max()):
+        with np.errstate(over="ignore"):
+            fits = np.isfinite(np.asarray(value).astype(dtype))
+        if not fits:
+            raise InputError(f"{where} has {value}, which {dtype} can't hold.")
+
+
+def _all_numbers(data: Any) -> bool:
+    if isinstance(data, list):
+        return all(map(_all_numbers, data))
+    return isinstance(data, int | float)
+
+
+def _rounded(numbers: NDArray[Any]) -> NDArray[Any]:
+    """Whole numbers of any size as float64; the same again where one is beyond even that, or where lists differ."""
+    try:
+        return numbers.astype(np.float64)
+    except (OverflowError, TypeError, ValueError):
+        return numbers
 
 
 def _misfit(data: Any) -> str:

@@ -9,7 +9,7 @@ function element(tag, attributes = {}, ...children) {
 const pretty = (value) => JSON.stringify(value, null, 2);
 const brief = (value) => (pretty(value).length < 2000 ? pretty(value) : JSON.stringify(value));
 
-/** A form that sends a request and shows the answer. */
+/** A form that sends a request and shows the answer. Its path is below this page's: the server may be mounted. */
 function form(path, method, example) {
   const body = example === undefined ? null : element("textarea", { value: brief(example), spellcheck: false });
   const answer = element("pre", { hidden: true });
@@ -17,7 +17,7 @@ function form(path, method, example) {
   send.onclick = async () => {
     answer.hidden = false;
     try {
-      const reply = await fetch(path, { method, body: body?.value });
+      const reply = await fetch(`.${path}`, { method, body: body?.value });
       const text = await reply.text();
       let shown = text;
       try { shown = pretty(JSON.parse(text)); } catch { /* not JSON: as it is */ }
@@ -55,7 +55,7 @@ function section(path, method, operation, api) {
 }
 
 try {
-  const reply = await fetch("/openapi.json");
+  const reply = await fetch("openapi.json");
   if (!reply.ok) throw new Error(`/openapi.json: ${reply.status}`);
   const described = await reply.json();
   document.getElementById("about").textContent = described.info.description;

@@ -90,8 +90,8 @@ async function get(path) {
 
 let about;
 async function draw() {
-  about ??= await (await get("/v1/operating-points")).json();
-  const samples = parse(await (await get("/metrics")).text());
+  about ??= await (await get("v1/operating-points")).json();
+  const samples = parse(await (await get("metrics")).text());
   const others = Object.keys(about.operating_points).filter((name) => name !== about.operating_point);
   byId("model").textContent = `${about.model} ${about.version}`;
   byId("point").textContent = `operating point ${about.operating_point}` + (others.length ? `, also ${others.join(", ")}` : "");

@@ -16,7 +16,7 @@ async function predict(text, point, exit) {
   const asked = { instances: [text], operating_point: point };
   if (exit !== undefined) asked.max_exit = exit;
   const started = performance.now();
-  const { predictions } = await json("/v1/predict", {
+  const { predictions } = await json("v1/predict", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(asked),
@@ -83,7 +83,7 @@ async function ask(text, point) {
   }
 }
 
-const about = await json("/v1/operating-points");
+const about = await json("v1/operating-points");
 byId("model").textContent = `${about.model} ${about.version}`;
 byId("point").replaceChildren(
   ...Object.keys(about.operating_points).map((point) => new Option(point, point, false, point === about.operating_point)),

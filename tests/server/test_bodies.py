@@ -133,15 +133,55 @@ def test_what_would_take_far_more_memory_than_its_bytes_is_413_and_makes_nothing
         assert "once decoded" in json.loads(reply.content)["error"]
 
 
-@pytest.mark.parametrize("value", [[], {}, 0.5, {"a": 1.5}, [[1.5]], {"x": [0.5] * 8}, [[]] * 5])
-def test_what_is_reckoned_for_a_body_is_no_less_than_it_takes(value):
-    body = json.dumps([value] * 1000).encode()
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *([], {}, 0.5, {"a": 1.5}, [[1.5]], {"x": [0.5] * 8}, [[]] * 5, True, None, 10**25, 10**4000),
+        *("", "a", "ab", "é", "ж", "😀", "\x00", "a" * 1000, "ж" * 1000, "😀" + "a" * 1000, "ж" + "a" * 1000),
+        *({"text": "ab"}, {"b64": "A" * 500}, {f"key {k}": k for k in range(50)}, [f"text {k}" for k in range(50)]),
+        {f"ключ {k}": {} for k in range(50)},
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_what_is_reckoned_for_a_body_is_no_less_than_it_takes(value, ascii_only):
+    body = json.dumps([value] * 1000, ensure_ascii=ascii_only).encode()
     tracemalloc.start()
     made = msgspec.json.decode(body)
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(made) == 1000
     assert decoded_bytes(body) >= 0.9 * taken
+
+
+@pytest.mark.parametrize("path", ["/v1/predict", "/v2/models/rows/infer"])
+@pytest.mark.parametrize(
+    "inside",
+    [b"{},", b"[],", b'{"a":{}},', b"0,", b"null,", b'"",', b'"ab",', b'"\\ud83d\\ude00",', b'{"a":"b"},', b"[[]],"],
+)
+def test_a_body_of_8_kb_that_is_refused_never_took_more_than_a_few_times_its_limit(rows, serve, path, inside):
+    limit = 8 * 2**20
+    field = b"instances" if path == "/v1/predict" else b"inputs"
+    body = gzip.compress(b'{"%s":[' % field + inside * ((limit - 100) // len(inside)) + b"0]}", mtime=0)
+    assert len(body) < 70_000
+    with serve(rows, max_body_bytes=limit, max_decoded_bytes=limit) as server, server.client() as client:
+        client.get("/v2/health/live")
+        tracemalloc.start()
+        reply = client.post(path, content=body, headers={"Content-Encoding": "gzip"})
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert reply.status_code in (400, 413), reply.text
+    assert peak < 4 * limit
+
+
+def test_one_wide_character_does_not_make_a_long_text_take_what_nobody_reckoned(rows, serve):
+    for wide in ("😀", "\\ud83d\\ude00"):
+        body = f'{{"instances":["{wide}{"a" * 1_000_000}"]}}'.encode()
+        with serve(rows, max_decoded_bytes=3_000_000) as server, server.client() as client:
+            reply = post(client, body)
+            assert reply.status_code == 413
+            assert "once decoded" in reply.json()["error"]
+            assert post(client, body.replace(wide.encode(), "é".encode())).status_code == 400  # no texts in this bundle
 
 
 def connect(server):

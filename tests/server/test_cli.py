@@ -3,12 +3,15 @@ import re
 import signal
 import socket
 import threading
+from contextlib import ExitStack
 
 import httpx
 import pytest
 from offramp.runtime import InputError
-from offramp.server import Settings
-from offramp.server.cli import listen, serve
+from offramp.server import Settings, create_app
+from offramp.server.cli import listen as bind
+from offramp.server.cli import serve
+from offramp.server.connections.draining import DrainingServer
 
 
 def address_of(process):
@@ -55,12 +58,105 @@ def test_a_busy_port_is_one_line_and_exit_code_2(offramp_serve, rows_bundle):
 
 
 def test_the_second_of_two_servers_that_were_bound_to_one_port_before_either_listened_is_told(rows):
-    with listen("127.0.0.1", 0) as first:
+    with bind("127.0.0.1", 0)[0] as first:
         port = first.getsockname()[1]
-        with listen("127.0.0.1", port) as second:
+        with bind("127.0.0.1", port)[0] as second:
             first.listen()
             with pytest.raises(InputError, match=f"can't listen on 127.0.0.1 port {port}: Address already in use"):
-                serve(rows, Settings.of(), second)
+                serve(rows, Settings.of(), [second])
+
+
+@pytest.fixture
+def two_addresses(monkeypatch):
+    """A name that has this machine's IPv4 and its IPv6 loopback, as localhost mostly does."""
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("no IPv6 loopback here")
+    real = socket.getaddrinfo
+
+    def both(host, port, *more, **options):
+        if host != "both":
+            return real(host, port, *more, **options)
+        return [
+            (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", port, 0, 0)),
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)),
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)),  # /etc/hosts may have a line twice
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    return "both"
+
+
+def test_a_name_of_two_addresses_is_listened_on_at_both_and_one_port(two_addresses, rows, eventually):
+    port = 0  # a free one; and then that one by its number
+    for _ in range(2):
+        with ExitStack() as stack:
+            listeners = [stack.enter_context(one) for one in bind(two_addresses, port)]
+            port = listeners[0].getsockname()[1]
+            assert [one.getsockname()[:2] for one in listeners] == [("::1", port), ("127.0.0.1", port)]
+            settings = Settings.of(log_level="error")
+            server = DrainingServer(create_app(rows, settings), settings, "")
+            thread = threading.Thread(target=server.run, kwargs={"sockets": listeners})
+            thread.start()
+            try:
+                eventually(lambda server=server: server.started)
+                for address in ("[::1]", "127.0.0.1"):
+                    assert httpx.get(f"http://{address}:{port}/v2/health/live").status_code == 200
+            finally:
+                server.should_exit = True
+                thread.join()
+
+
+@pytest.mark.parametrize("taken", [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
+def test_a_port_that_is_busy_at_one_of_two_addresses_is_said_and_none_is_kept(two_addresses, taken):
+    address, family = taken
+    with socket.create_server((address, 0), family=family) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(InputError, match=f"port {port}: Address already in use"):
+            bind(two_addresses, port)
+    for one in bind(two_addresses, port):  # nothing of the first try is left
+        one.close()
+
+
+def test_localhost_is_every_address_that_it_has_here():
+    wanted = {address[0] for *_, address in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
+    listeners = bind("localhost", 0)
+    assert {one.getsockname()[0] for one in listeners} == wanted
+    assert len({one.getsockname()[1] for one in listeners}) == 1
+    for one in listeners:
+        one.close()
+
+
+@pytest.mark.parametrize("lacking", [(socket.AF_INET6, ("2001:db8::1", 0, 0, 0)), (socket.AF_INET, ("192.0.2.1", 0))])
+def test_an_address_that_this_machine_lacks_is_passed_over_if_another_is_there(monkeypatch, lacking):
+    family, address = lacking
+    missing = (family, socket.SOCK_STREAM, 6, "", address)
+    here = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
+    for found in ([missing, here], [here, missing]):
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: found)
+        (only,) = bind("some", 0)
+        assert only.getsockname()[0] == "127.0.0.1"
+        only.close()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [missing])
+    with pytest.raises(InputError, match="can't listen on some port 0: "):
+        bind("some", 0)
+
+
+def test_kubernetes_variables_and_empty_ones_are_as_unset(offramp_serve, rows_bundle):
+    kubernetes = {
+        "OFFRAMP_SERVICE_HOST": "10.0.0.7",
+        "OFFRAMP_SERVICE_PORT": "8000",
+        "OFFRAMP_PORT": "tcp://10.0.0.7:8000",
+        "OFFRAMP_PORT_8000_TCP": "tcp://10.0.0.7:8000",
+        "OFFRAMP_PORT_8000_TCP_ADDR": "10.0.0.7",
+    }
+    env = {**os.environ, **kubernetes, "OFFRAMP_THREADS": "", "OFFRAMP_LOG_LEVEL": " "}
+    address, _ = address_of(offramp_serve(rows_bundle, "--port", 0, env=env))
+    assert httpx.get(f"{address}/v2/health/ready").status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -121,3 +121,27 @@ def test_the_process_is_measured_too(fresh):
     text = fresh[1].get("/metrics").text
     for name in ("process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds"):
         assert re.search(rf"^{name} [1-9]", text, re.MULTILINE), name
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "text/plain; version=latest",
+        "text/plain;version=",
+        "text/plain; version=1.x",
+        "text/plain; version=\u00b2",
+        "application/openmetrics-text; version=latest",
+        "application/openmetrics-text; version=1e400",
+        "application/openmetrics-text; version=1.0.0; escaping=none",
+        "application/openmetrics-text; version=" + "9" * 5000,
+        "text/plain; q=high",
+        "*/*",
+        ";;;=,,",
+        "\u00ff",
+        "",
+    ],
+)
+def test_metrics_are_given_whatever_a_client_says_it_accepts(client, accept):
+    reply = client.get("/metrics", headers={"Accept": accept.encode()})
+    assert reply.status_code == 200
+    assert "offramp_rows_total{" in reply.text

@@ -47,6 +47,21 @@ def test_a_setting_out_of_range_is_named_with_its_value(name, value, monkeypatch
         Settings.of()
 
 
+@pytest.mark.parametrize("value", ["", " ", "\t", "tcp://10.0.0.7:8000", "TCP://[fd00::7]:8000", "udp://10.0.0.7:53"])
+@pytest.mark.parametrize("name", list(Settings.model_fields))
+def test_empty_variables_and_kubernetes_links_are_as_unset(name, value, monkeypatch):
+    default = getattr(Settings.of(), name)
+    monkeypatch.setenv(f"OFFRAMP_{name.upper()}", value)
+    assert getattr(Settings.of(), name) == default
+
+
+@pytest.mark.parametrize("value", ["tcp:8000", "8000/tcp", "://"])
+def test_a_port_that_is_only_mistyped_is_still_named(value, monkeypatch):
+    monkeypatch.setenv("OFFRAMP_PORT", value)
+    with pytest.raises(InputError, match=r"^port is "):
+        Settings.of()
+
+
 def test_a_setting_that_there_is_none_of_is_refused():
     with pytest.raises(InputError, match="prot is 8000"):
         Settings.of(prot=8000)

@@ -77,6 +77,38 @@ def test_parameters_choose_the_operating_point_and_the_last_exit(client, rows, x
     assert answer["parameters"] == {"operating_point": "full"}
 
 
+@pytest.mark.parametrize("timeout", [10**12, 10**20, 10**400])
+def test_a_timeout_longer_than_clocks_count_is_a_long_one(client, x, timeout):
+    assert by_name(infer(client, {"inputs": [tensor(x)], "parameters": {"timeout": timeout}}))["label"]
+
+
+@pytest.mark.parametrize(
+    "nulls",
+    [
+        {"parameters": None},
+        {"outputs": None},
+        {"id": None},
+        {"parameters": {"operating_point": None, "max_exit": None, "timeout": None, "priority": None}},
+        {"outputs": [{"name": n, "parameters": None} for n in ("label", "class", "confidence", "exit")]},
+        {"inputs": {"parameters": None}},
+    ],
+)
+def test_null_is_as_absent(client, x, nulls):
+    body = {"inputs": [tensor(x, **nulls.get("inputs", {}))], **{k: v for k, v in nulls.items() if k != "inputs"}}
+    without = by_name(infer(client, {"inputs": [tensor(x)]}))
+    answered = by_name(infer(client, body))
+    assert answered == {name: without[name] for name in answered}
+    assert {"label", "class"} <= answered.keys()
+
+
+@pytest.mark.parametrize("size", ["3.4028235e+38", "-3.4028235e+38", "100000000000000000000"])
+@pytest.mark.parametrize("datatype", ["FP32", "FP64"])
+def test_float32s_largest_numbers_are_taken_however_they_are_written(client, size, datatype):
+    given = f'{{"name": "x", "shape": [1, 8], "datatype": "{datatype}", "data": [0, {size}, 0.5, 0, 0, 0, 0, 0]}}'
+    reply = client.post(f"{MODEL}/infer", content=f'{{"inputs": [{given}]}}')
+    assert reply.status_code == 200, reply.text
+
+
 def test_no_rows_are_no_answers(client):
     answer = infer(client, {"inputs": [tensor(np.zeros((0, 8), np.float32))]})
     assert all(output["data"] == [] and output["shape"] == [0] for output in answer["outputs"])
@@ -145,6 +177,16 @@ X = np.zeros((2, 8), np.float32)
         ({"inputs": [tensor(X)], "parameters": {"timeout": 0}}, "parameters.timeout"),
         ({"inputs": [tensor(X)], "parameters": {"priority": 10}}, "parameters.priority"),
         ({"inputs": [tensor(X)], "id": 7}, "id"),
+        ({"inputs": [tensor(X, shape=[1] * 65, data=[1])]}, "shape"),
+        ({"inputs": [tensor(X, shape=[2, 8] + [1] * 63)]}, "shape"),
+        ({"inputs": [tensor(X, shape=[0, 2**70], data=[])]}, "shape"),
+        ({"inputs": [tensor(X, shape=[2**62, 0, 2**62], data=[])]}, "shape"),
+        ({"inputs": [tensor(X, shape=[10**400, 8])]}, "shape"),
+        ({"inputs": [tensor(X, shape=None)]}, "shape"),
+        ({"inputs": [tensor(X)], "parameters": {"timeout": -(10**400)}}, "parameters.timeout is -1e+15"),
+        ({"inputs": [tensor(X)], "parameters": {"priority": 10**400}}, "parameters.priority"),
+        ({"inputs": [tensor(X)], "parameters": {"max_exit": -(10**400)}}, "max_exit"),
+        ({"inputs": [tensor(X)], "parameters": {"operating_point": 10**400}}, "parameters.operating_point"),
     ],
 )
 def test_a_wrong_request_is_told_which_field(client, body, named):

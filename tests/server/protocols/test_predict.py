@@ -110,7 +110,39 @@ def test_logits_that_are_not_numbers_make_valid_json(client, x):
     assert got[1]["probabilities"] == [None] * 5
 
 
+@pytest.mark.parametrize("field", ["operating_point", "max_exit", "timeout", "probabilities"])
+def test_null_is_as_absent(client, x, field):
+    without = ask(client, x[:3].tolist())
+    assert ask(client, x[:3].tolist(), **{field: None})["predictions"] == without["predictions"]
+
+
+@pytest.mark.parametrize("timeout", [10**20, 10**300, 1e308, 1e15])
+def test_a_timeout_longer_than_clocks_count_is_a_long_one(client, x, timeout):
+    assert len(ask(client, x[:2].tolist(), timeout=timeout)["predictions"]) == 2
+
+
 ROW = [0.0] * 8
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("3.4028235e+38", 3.4028234663852886e38),
+        ("-3.4028235e+38", -3.4028234663852886e38),
+        ("3.4028234663852886e+38", 3.4028234663852886e38),
+        ("340282346638528859811704183484516925440", 3.4028234663852886e38),
+        ("100000000000000000000", 1e20),  # as JavaScript writes it
+        ("-100000000000000000000", -1e20),
+        ("18446744073709551616", 2.0**64),
+    ],
+)
+@pytest.mark.parametrize("beside", ["0", "0.5", "-1", "9223372036854775808"])
+def test_float32s_largest_numbers_are_taken_however_they_are_written(client, rows, written, meant, beside):
+    body = f'{{"instances": [[0.25, {written}, {beside}, 0, 0, 0, 0, 0]]}}'
+    reply = client.post("/v1/predict", content=body)
+    assert reply.status_code == 200, reply.text
+    expected = rows.predict({"x": np.array([[0.25, meant, float(beside), 0, 0, 0, 0, 0]], np.float32)})
+    assert reply.json()["predictions"][0]["label"] == expected.label[0]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +173,13 @@ ROW = [0.0] * 8
         ({"instances": [None]}, "null"),
         ({"instances": [[{}, *ROW[1:]]]}, "an object"),
         ({"instances": [[1e39, *ROW[1:]]]}, "float32 can't hold"),
-        ({"instances": [[10**30, *ROW[1:]]]}, "1000000000000000000000000000000"),
+        ({"instances": [[10**40, *ROW[1:]]]}, "has 1e+40, which float32 can't hold"),
+        ({"instances": [[-(10**400), *ROW[1:]]]}, "holds the number -1000000000"),
+        ({"instances": [[10**30, "1", *ROW[2:]]]}, "holds the number 1000000000"),
+        ({"instances": [[-3.4028236e38, *ROW[1:]]]}, "float32 can't hold"),
+        ({"instances": [ROW], "timeout": 10**400}, "$.timeout"),
+        ({"instances": [ROW], "timeout": -(10**300)}, "timeout is -1e+15"),
+        ({"instances": [ROW], "max_exit": 10**400}, "max_exit"),
     ],
 )
 def test_a_wrong_request_is_told_which_field_and_what_was_expected(client, body, named):

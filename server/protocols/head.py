@@ -1,0 +1,20 @@
+"""HEAD wherever there is a GET: monitors and load balancers ask so."""
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+class Heads:
+    """Answers HEAD as the GET of the same path, without its body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def bodiless(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, bodiless)
