@@ -144,7 +144,7 @@ def test_a_folder_that_is_no_calibration_is_not_overwritten(history):
     precious = history.path / "history" / "1"
     precious.mkdir(parents=True)
     (precious / "thesis.txt").write_text("years")
-    with pytest.raises(InputError, match=r"1 has no calibration\.json"):
+    with pytest.raises(InputError, match=r"1 already exists, and has no calibration\.json"):
         publish(history, 1)
     assert (precious / "thesis.txt").read_text() == "years"
     assert history.current() is None
