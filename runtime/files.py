@@ -4,6 +4,7 @@
 it, the digest included, is seen when it is read.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -12,7 +13,7 @@ import secrets
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,6 +21,8 @@ from typing import Any
 from offramp.runtime.errors import BundleError, InputError
 
 _BLANK = "0" * 64
+# What a disk says that has no way to flush, rather than one that failed at it.
+_NO_FLUSHING = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def sha256(data: bytes) -> str:
@@ -33,17 +36,17 @@ def sha256_of_file(path: Path) -> str:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` to `path`: at every moment a reader sees the old file or the new one, whole."""
-    temporary = _beside(path, "tmp")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+    with _temporary(path, Path.touch) as temporary:
+        try:
+            with temporary.open("wb") as stream:
+                stream.write(data)
+                stream.flush()
+                flush_to_disk(stream.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
     _sync_folder(path.parent)
 
 
@@ -58,14 +61,13 @@ def new_folder(path: Path, *, marker: str, replace: bool = False, keep: Path | N
     check_new_folder(path, marker=marker, replace=replace, keep=keep)
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(path)
-    temporary = _beside(path, "tmp")
-    temporary.mkdir()
-    try:
-        yield temporary
-        put_in_place(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    with _temporary(path, Path.mkdir) as temporary:
+        try:
+            yield temporary
+            put_in_place(temporary, path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
 
 
 def put_in_place(whole: Path, path: Path) -> None:
@@ -74,17 +76,39 @@ def put_in_place(whole: Path, path: Path) -> None:
     for file in whole.rglob("*"):
         if file.is_file():
             sync_file(file)
+    held = None
     if path.exists():
-        path.rename(old)
-    whole.rename(path)
+        with suppress(_Taken):
+            held = _hold(path)  # nobody puts it back meanwhile
+    try:
+        if path.exists():
+            path.rename(old)
+        whole.rename(path)
+    finally:
+        _let_go(held)
     shutil.rmtree(old, ignore_errors=True)
     _sync_folder(path.parent)
 
 
 def sync_file(path: Path) -> None:
     """Return when the file's content is on the disk."""
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())
+    try:
+        with path.open("rb") as stream:
+            flush_to_disk(stream.fileno())
+    except OSError as error:
+        if error.errno != errno.EBADF:  # somewhere only what can be written can be flushed
+            raise
+        with path.open("r+b") as stream:
+            flush_to_disk(stream.fileno())
+
+
+def flush_to_disk(handle: int) -> None:
+    """fsync, where the disk has it: one that doesn't keeps what it is given as well as it can."""
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _NO_FLUSHING:
+            raise
 
 
 def check_new_folder(path: Path, *, marker: str, replace: bool = False, keep: Path | None = None) -> None:
@@ -112,42 +136,90 @@ def _beside(path: Path, kind: str) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.{kind}")
 
 
+@contextmanager
+def _temporary(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+    """A new file or folder beside `path`, which `remove_abandoned` leaves alone as long as this process lives."""
+    while True:
+        made = _beside(path, "tmp")
+        make(made)
+        try:
+            held = _hold(made)
+            break
+        except _Taken:  # by one who took it for abandoned before it could be held
+            continue
+    try:
+        yield made
+    finally:
+        _let_go(held)
+
+
+class _Taken(Exception):
+    """Another process holds it, or has just removed it."""
+
+
+def _hold(path: Path) -> int | None:
+    """Hold what lies at `path`, wherever it is moved to; None where system or disk can't say who holds what.
+
+    A process number wouldn't do: another container's are others, and its folder may be this one. Raises _Taken.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    handle = None
+    try:
+        handle = os.open(path, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(handle), path.stat()):
+            return handle
+        raise FileNotFoundError
+    except OSError as error:
+        _let_go(handle)
+        if isinstance(error, BlockingIOError | FileNotFoundError):
+            raise _Taken from error
+        return None
+
+
+def _let_go(held: int | None) -> None:
+    if held is not None:
+        os.close(held)
+
+
 def remove_abandoned(path: Path) -> None:
     """Temporary folders that a killed process left beside `path`. One that was moved aside is put back first."""
-    pattern = re.compile(re.escape(f".{path.name}.") + r"(\d+)-[0-9a-f]{8}\.(tmp|old)")
+    pattern = re.compile(re.escape(f".{path.name}.") + r"\d+-[0-9a-f]{8}\.(tmp|old)")
     for other in path.parent.iterdir():
         found = pattern.fullmatch(other.name)
-        if found is None or _lives(int(found[1])):
+        if found is None:
             continue
-        if found[2] == "old" and not path.exists():
-            other.rename(path)
-        elif other.is_dir() and not other.is_symlink():
-            shutil.rmtree(other, ignore_errors=True)
-        else:
-            with suppress(OSError):
-                other.unlink()
-
-
-def _lives(process: int) -> bool:
-    if os.name != "posix":
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+        try:
+            held = _hold(other)
+        except _Taken:
+            continue
+        if held is None:
+            continue
+        try:
+            if found[1] == "old" and not path.exists():
+                other.rename(path)
+            elif other.is_dir() and not other.is_symlink():
+                shutil.rmtree(other, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    other.unlink()
+        finally:
+            _let_go(held)
 
 
 def _sync_folder(path: Path) -> None:
+    """What has just been renamed stays so in a crash. It is in force already, so nothing here may call it failed."""
     if os.name != "posix":
         return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def inside(root: Path, relative: str, *, where: str) -> Path:

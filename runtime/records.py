@@ -5,7 +5,6 @@
 
 import io
 import math
-import os
 import struct
 import tokenize
 import zipfile
@@ -18,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.errors import InputError
-from offramp.runtime.files import write_atomically
+from offramp.runtime.files import flush_to_disk, write_atomically
 from offramp.runtime.predictions import Records
 
 SCHEMA = "offramp-records/1"
@@ -96,7 +95,7 @@ class RecordsWriter:
     def sync(self) -> None:
         """Return when what was written is on the disk."""
         for file in self._files.values():
-            os.fsync(file.stream.fileno())
+            flush_to_disk(file.stream.fileno())
 
     def close(self) -> None:
         """Finish: all rows must be there. records.json is written last."""

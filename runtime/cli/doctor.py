@@ -7,8 +7,9 @@ import shutil
 import tempfile
 from importlib import metadata
 
+from offramp.runtime.arrays.cores import cpu_quota
 from offramp.runtime.errors import RuntimeUnavailable
-from offramp.runtime.execution.cpu.session import available_threads, cgroup_cpus, onnxruntime
+from offramp.runtime.execution.cpu.session import available_threads, onnxruntime
 
 _LIBRARIES = (
     "offramp", "numpy", "msgspec", "onnxruntime", "onnxruntime-gpu", "torch", "triton", "onnx", "scipy", "pyarrow",
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
             say(name, metadata.version(name))
         except metadata.PackageNotFoundError:
             say(name, "not installed")
-    quota = cgroup_cpus()
+    quota = cpu_quota()
     say("cores", str(os.cpu_count()))
     say("affinity", f"{len(os.sched_getaffinity(0))} cores" if hasattr(os, "sched_getaffinity") else "unknown here")
     say("quota", "none" if quota == float("inf") else f"{quota:g} CPUs")

@@ -1,5 +1,6 @@
 """A lock that one process holds at a time: a file, let go of when the process ends, however it ends."""
 
+import errno
 import os
 import sys
 import time
@@ -10,10 +11,16 @@ from typing import IO
 
 # Seconds between two looks at a lock that another process holds.
 PAUSE = 0.05
+_HELD = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
+# A network disk without a lock service, or a system without the call.
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
 
 
 def take(path: Path) -> IO[bytes] | None:
-    """Hold the lock file, made if need be with its folder, until what is returned is closed; None if it is held."""
+    """Hold the lock file, made if need be with its folder, until what is returned is closed; None if it is held.
+
+    Where the disk has no locks there is none to wait for: the caller goes on, and keeping others away is his.
+    """
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,9 +40,13 @@ def take(path: Path) -> IO[bytes] | None:
             file.close()
         except FileNotFoundError:
             file.close()
-        except OSError:
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return file
             file.close()
-            return None
+            if error.errno in _HELD:
+                return None
+            raise
 
 
 @contextmanager

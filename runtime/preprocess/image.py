@@ -11,6 +11,17 @@ from offramp.runtime.errors import InputError, RuntimeUnavailable, how_to_instal
 from offramp.runtime.preprocess.spec import Image
 
 _FORMATS = ("PNG", "JPEG")
+_PNG = b"\x89PNG\r\n\x1a\n"
+_ORIENTATION = 0x0112
+_TURNED = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
 Values = NDArray[Any]
 
 
@@ -49,23 +60,38 @@ class ImagePreprocessor:
 
     def _upright(self, picture: Any, where: str) -> Any:
         """The decoded picture, turned as its EXIF says, in the model's colours."""
-        pillow, spec = self._pillow, self.spec
+        pillow = self._pillow
         if isinstance(picture, np.ndarray):
             if picture.dtype != np.uint8:
                 raise InputError(f"{where}: an array of {picture.dtype}, expected uint8 0…255.")
             opened = pillow.Image.fromarray(picture)
-        else:
-            source = io.BytesIO(picture) if isinstance(picture, bytes | bytearray | memoryview) else picture
-            opened = pillow.Image.open(source, formats=_FORMATS)
-        with opened:
+            return self._coloured(opened)
+        source = io.BytesIO(picture) if isinstance(picture, bytes | bytearray | memoryview) else picture
+        try:
+            decoded = self._decoded(source, where)
+        except InputError:
+            raise
+        except Exception:
+            data = Path(picture).read_bytes() if isinstance(picture, str | Path) else bytes(picture)
+            if (pixels := _pixels_alone(data)) is None:
+                raise
+            decoded = self._decoded(io.BytesIO(pixels), where)
+        return self._coloured(_eight_bits(decoded, pillow))
+
+    def _decoded(self, source: Any, where: str) -> Any:
+        pillow = self._pillow
+        with pillow.Image.open(source, formats=_FORMATS) as opened:
             # Before any pixel is decoded: a small file may claim gigabytes of them.
-            if opened.width * opened.height > spec.max_pixels:
+            if opened.width * opened.height > self.spec.max_pixels:
                 raise InputError(
-                    f"{where}: {opened.width} x {opened.height} pixels, expected at most {spec.max_pixels}."
+                    f"{where}: {opened.width} x {opened.height} pixels, expected at most {self.spec.max_pixels}."
                 )
             opened.load()
-            turned = pillow.ImageOps.exif_transpose(opened)
-        return self._coloured(_eight_bits(turned, pillow))
+            try:
+                turned = _TURNED.get(opened.getexif().get(_ORIENTATION))
+            except Exception:  # a damaged block says nothing of how the camera was held; the pixels are whole
+                turned = None
+            return opened.transpose(pillow.Image.Transpose[turned]) if turned else opened.copy()
 
     def _coloured(self, picture: Any) -> Any:
         if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
@@ -137,11 +163,28 @@ def _eight_bits(picture: Any, pillow: Any) -> Any:
     return pillow.Image.fromarray((np.clip(values, 0, 65535) // 257).astype(np.uint8))
 
 
+def _pixels_alone(data: bytes) -> bytes | None:
+    """A PNG without what doesn't make its pixels, such as texts, profiles and dates; None if that is nothing.
+
+    Pillow refuses a picture for any of these that is damaged or long.
+    """
+    if not data.startswith(_PNG):
+        return None
+    kept, at = [_PNG], len(_PNG)
+    while at < len(data):
+        end = at + 12 + int.from_bytes(data[at : at + 4], "big")
+        kind = data[at + 4 : at + 8]
+        if kind[:1].isupper() or kind in (b"tRNS", b"eXIf"):
+            kept.append(data[at:end])
+        at = end
+    alone = b"".join(kept)
+    return alone if len(alone) < len(data) else None
+
+
 def _pillow() -> Any:
     try:
         import PIL
         import PIL.Image
-        import PIL.ImageOps
     except ImportError as error:
         raise RuntimeUnavailable(
             f"pictures need the library Pillow, which isn't installed. {how_to_install('image')}"

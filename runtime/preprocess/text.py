@@ -32,23 +32,26 @@ class TextPreprocessor:
         return self.pad(self.encode(rows, first=first))
 
     def encode(self, rows: Iterable[Any], *, first: int = 0) -> list[Tokens]:
-        """One array of token ids a text, not padded yet. A text without any token gets one pad token, attended to."""
+        """One (2, tokens) array a text, of ids and of the types that the tokenizer's template gives, not padded yet.
+
+        A text without any token gets one pad token, attended to.
+        """
         encodings = self._encodings(_texts(rows, first), first)
-        return [np.array(e.ids or [self.spec.pad_id], np.int64) for e in encodings]
+        return [np.array([e.ids, e.type_ids] if e.ids else [[self.spec.pad_id], [0]], np.int64) for e in encodings]
 
     def parts(self, rows: Iterable[Any], *, first: int = 0) -> list[tuple[Tokens, dict[str, NDArray[Any]]]]:
         """(positions, inputs) by length, shortest first: no row is padded by its neighbours."""
         encoded = self.encode(rows, first=first)
-        lengths = np.array([self._length or len(ids) for ids in encoded], np.int64)
+        lengths = np.array([self._length or tokens.shape[1] for tokens in encoded], np.int64)
         return [
             (positions, self.pad([encoded[i] for i in positions]))
             for positions in (np.flatnonzero(lengths == n) for n in np.unique(lengths))
         ]
 
     def pad(self, encoded: Sequence[Tokens]) -> dict[str, NDArray[Any]]:
-        """Rows of token ids as the model's inputs. Zero rows have one token each."""
+        """Rows from `encode` as the model's inputs. Zero rows have one token each."""
         spec = self.spec
-        lengths = [len(ids) for ids in encoded]
+        lengths = [tokens.shape[1] for tokens in encoded]
         if not self._mixed and self._length is None and len(set(lengths)) > 1:
             raise InputError(
                 f"the texts have {min(lengths)} to {max(lengths)} tokens, and this model can't take padded rows: "
@@ -58,8 +61,9 @@ class TextPreprocessor:
         ids = np.full((len(encoded), width), spec.pad_id, np.int64)
         mask, kinds = np.zeros_like(ids), np.full_like(ids, spec.pad_type_id)
         for row, tokens in enumerate(encoded):
-            at = slice(0, len(tokens)) if spec.padding == "right" else slice(width - len(tokens), width)
-            ids[row, at], mask[row, at], kinds[row, at] = tokens, 1, 0
+            n = tokens.shape[1]
+            at = slice(0, n) if spec.padding == "right" else slice(width - n, width)
+            ids[row, at], mask[row, at], kinds[row, at] = tokens[0], 1, tokens[1]
         made = {spec.ids: ids, spec.mask: mask, spec.type_ids: kinds}
         return {name: values.astype(self._dtypes[name]) for name, values in made.items() if name is not None}
 

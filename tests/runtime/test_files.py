@@ -1,6 +1,8 @@
 """Files are whole or absent, and a sealed document shows any changed byte."""
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,9 +13,12 @@ from offramp.runtime.files import (
     NoRoom,
     PrivateCopy,
     check_new_folder,
+    flush_to_disk,
     inside,
     new_folder,
+    remove_abandoned,
     seal,
+    sync_file,
     unseal,
     write_atomically,
 )
@@ -84,6 +89,151 @@ def test_a_folder_moved_aside_by_a_killed_process_is_put_back(tmp_path):
     with pytest.raises(RuntimeError):
         fail()
     assert (tmp_path / "out" / "a").read_text() == "old"
+
+
+HOLD = {
+    "a folder being made": """if True:
+        with new_folder(path, marker="a") as folder:
+            (folder / "a").write_text("half")
+            wait()
+    """,
+    "a file being written": """if True:
+        files.flush_to_disk = lambda handle: wait()
+        files.write_atomically(path, b"new")
+    """,
+    "a folder moved aside": """if True:
+        path.mkdir()
+        (path / "a").write_text("old")
+        from pathlib import Path
+        really = Path.rename
+        def rename(self, to):
+            if to == path:
+                wait()
+            return really(self, to)
+        Path.rename = rename
+        with new_folder(path, marker="a", replace=True) as folder:
+            (folder / "a").write_text("new")
+    """,
+}
+
+
+@pytest.mark.parametrize("held", HOLD)
+def test_what_another_container_is_writing_stays_though_its_process_number_is_nobodys_here(tmp_path, held):
+    program = (
+        "import os, sys\nfrom pathlib import Path\nfrom offramp.runtime import files\n"
+        "from offramp.runtime.files import new_folder\npath = Path(sys.argv[1])\n"
+        "os.getpid = lambda: 2**22 + 1\ndef wait():\n    print('ready', flush=True)\n"
+        f"    sys.stdin.read()\n{HOLD[held]}"
+    )
+    target = tmp_path / "out"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(target)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "ready\n"
+        there = sorted(p.name for p in tmp_path.iterdir())
+        assert str(2**22 + 1) in there[0]
+        remove_abandoned(target)
+        assert sorted(p.name for p in tmp_path.iterdir()) == there
+        other.communicate("")
+    assert other.returncode == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_a_killed_process_left_goes_though_its_number_is_somebodys_again(tmp_path):
+    for kind in ("tmp", "old"):
+        (tmp_path / f".out.{os.getpid()}-0123abcd.{kind}").mkdir()
+    (tmp_path / f".out.{os.getpid()}-89abcdef.tmp").write_bytes(b"half")
+    (tmp_path / "out").mkdir()
+    remove_abandoned(tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF])
+def test_where_nothing_can_be_held_work_is_done_and_nothing_of_others_removed(tmp_path, monkeypatch, number):
+    def refused(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    theirs = tmp_path / ".out.1-0123abcd.tmp"
+    theirs.mkdir()
+    for replace in (False, True):
+        with new_folder(tmp_path / "out", marker="a", replace=replace) as folder:
+            (folder / "a").write_text("whole")
+    write_atomically(tmp_path / "f.json", b"whole")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [theirs.name, "f.json", "out"]
+
+
+FSYNC = os.fsync
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EACCES, errno.EIO, errno.ENOSYS])
+def test_a_folder_that_cannot_be_flushed_fails_nothing_that_is_in_force(tmp_path, monkeypatch, number):
+    def fsync(handle):
+        if os.path.isdir(f"/dev/fd/{handle}"):
+            raise OSError(number, os.strerror(number))
+        FSYNC(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_atomically(tmp_path / "f.json", b"new")
+    with new_folder(tmp_path / "out", marker="a") as folder:
+        (folder / "a").write_text("whole")
+    assert (tmp_path / "f.json").read_bytes() == b"new"
+    assert (tmp_path / "out" / "a").read_text() == "whole"
+
+
+def test_a_folder_that_may_be_written_but_not_listed_is_written(tmp_path, monkeypatch):
+    opened = os.open
+
+    def refused(path, flags, *more, **named):
+        if os.path.isdir(path):
+            raise PermissionError(errno.EACCES, "no")
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", refused)
+    write_atomically(tmp_path / "f.json", b"new")
+    assert (tmp_path / "f.json").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_disk_that_flushes_nothing_takes_files_and_folders(tmp_path, monkeypatch, number):
+    def refused(_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refused)
+    write_atomically(tmp_path / "f.json", b"new")
+    with new_folder(tmp_path / "out", marker="a") as folder:
+        (folder / "a").write_text("whole")
+    assert (tmp_path / "out" / "a").exists()
+
+
+def test_a_handle_that_only_reads_is_exchanged_for_one_that_can_be_flushed(tmp_path, monkeypatch):
+    import fcntl
+
+    flushed = []
+
+    def fsync(handle):
+        if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "read-only")
+        flushed.append(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    (tmp_path / "f").write_bytes(b"whole")
+    sync_file(tmp_path / "f")
+    assert len(flushed) == 1
+    assert (tmp_path / "f").read_bytes() == b"whole"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_disk_that_fails_to_flush_fails_the_write(tmp_path, monkeypatch, number):
+    def failed(_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", failed)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        write_atomically(tmp_path / "f.json", b"new")
+    with pytest.raises(OSError, match=os.strerror(number)):
+        flush_to_disk(0)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_overwriting_replaces_only_a_folder_of_the_same_kind_and_never_the_source(tmp_path):

@@ -14,7 +14,6 @@ the caller's to say, and sleeping unless he does.
 """
 
 import ctypes
-import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+from offramp.runtime.arrays.cores import usable_cores
 from offramp.runtime.bundle import Bundle
 from offramp.runtime.errors import BundleError, InputError, RuntimeUnavailable
 from offramp.runtime.execution.calls import Calls
@@ -67,24 +67,9 @@ def onnxruntime() -> Any:
     return onnxruntime
 
 
-def cgroup_cpus(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """The CPU quota of this process's control group in CPUs, v2 or v1; infinity if there is none."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-        return math.inf if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        allowed = int((root / "cpu/cpu.cfs_quota_us").read_text())
-        return math.inf if allowed <= 0 else allowed / int((root / "cpu/cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return math.inf
-
-
 def available_threads() -> int:
-    """CPUs this process may use: the smaller of affinity and quota (ONNX Runtime ignores quotas), at least 1."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(affinity, cgroup_cpus())))
+    """CPUs this process may use, which ONNX Runtime, heeding no quota, doesn't find by itself."""
+    return usable_cores()
 
 
 def check_threads(threads: int) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from offramp.runtime.arrays import Floats, usable_cores
+from offramp.runtime.arrays import Floats
+from offramp.runtime.arrays.cores import usable_cores
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
 from offramp.runtime.execution.cpu.session import available_threads, check_threads

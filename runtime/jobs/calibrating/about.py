@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from offramp.runtime import arrays
+from offramp.runtime.arrays.cores import usable_cores
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.jobs.bundles.time_model import TimeModel
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows
@@ -30,7 +30,7 @@ def machine() -> dict[str, Any]:
     """What times depend on: the processor, how many of its cores this process may use, the system."""
     return {
         "cpu": _processor(),
-        "cores": arrays.usable_cores(),
+        "cores": usable_cores(),
         "system": f"{platform.system()} {platform.machine()}".strip(),
     }
 

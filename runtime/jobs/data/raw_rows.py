@@ -13,6 +13,9 @@ from offramp.runtime.files import sha256_of_file
 from offramp.runtime.jobs.data.tables import LABELS, Block, reading, stamp_of
 
 PICTURES = (".png", ".jpg", ".jpeg")
+# Characters of one field. csv's own limit, 131,072, is less than many a text; none would let one quote that is
+# missing take a whole file for a field.
+_LONGEST_FIELD = 1 << 24
 
 
 class Lines:
@@ -24,21 +27,23 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.names: list[str] = []
+        self._kind = path.suffix.lower()
         with reading(path):
             self._count = sum(1 for _ in self._records())
 
     def _records(self) -> Iterator[dict[str, Any]]:
-        with self.path.open(encoding="utf-8-sig", newline="" if self.path.suffix == ".csv" else None) as stream:
-            if self.path.suffix == ".txt":
+        with self.path.open(encoding="utf-8-sig", newline="" if self._kind == ".csv" else None) as stream:
+            if self._kind == ".txt":
                 self.names = ["text"]
                 for line in stream:
                     yield {"text": line.removesuffix("\n")}
-            elif self.path.suffix == ".csv":
+            elif self._kind == ".csv":
                 yield from self._csv(stream)
             else:
                 yield from self._json(stream)
 
     def _csv(self, stream: Any) -> Iterator[dict[str, Any]]:
+        csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
         try:
             table = csv.reader(stream, strict=True)
             self.names = next(table, [])
@@ -83,13 +88,41 @@ class Lines:
         return stamp_of(self.path)
 
 
+def visible(folder: Path, wanted: tuple[str, ...]) -> list[Path]:
+    """What isn't hidden in a folder, in name order. Raises InputError for a link to what is wanted that isn't there.
+
+    wanted: suffixes. Hidden files are a system's own, such as the ._name that macOS writes beside each on some disks.
+    """
+    with reading(folder):
+        found = sorted(f for f in folder.iterdir() if not f.name.startswith("."))
+    for path in found:
+        if path.is_symlink() and path.suffix.lower() in wanted and not path.exists():
+            raise InputError(f"{path} is a link that leads nowhere: correct it, or remove it.")
+    return found
+
+
+def pictures_in(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """Pictures at any depth, hidden ones and what is in hidden folders apart; folders may be linked.
+
+    above: folders that are being looked into; a link back to one adds nothing.
+    """
+    real = folder.resolve()
+    if real in above:
+        return
+    for path in visible(folder, ("", *PICTURES)):
+        if path.is_dir():
+            yield from pictures_in(path, above | {real})
+        elif path.suffix.lower() in PICTURES and path.is_file():
+            yield path
+
+
 class Pictures:
     """A folder of PNG and JPEG files: columns "path" and, if they lie in a folder a class, "labels"."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.names = ["path"]
-        found = [f for f in path.rglob("*") if f.suffix.lower() in PICTURES and f.is_file() and f.name[0] != "."]
+        found = list(pictures_in(path))
         self._files = sorted(found, key=lambda f: f.relative_to(path).parts)
         depths = {len(f.relative_to(path).parts) for f in found}
         if depths - {1, 2} or len(depths) > 1:

@@ -117,12 +117,23 @@ class _Column:
 class Npz(_OneFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._columns: dict[str, _Column] = {}
+        self._found: dict[str, _Column] = {}
+        self._unreadable: dict[str, Exception] = {}
         with reading(path), zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
                 if info.filename.endswith(".npy"):
-                    self._columns[info.filename.removesuffix(".npy")] = self._member(archive, info)
-        self.names = list(self._columns)
+                    name = info.filename.removesuffix(".npy")
+                    try:
+                        self._found[name] = self._member(archive, info)
+                    except UNREADABLE as error:  # no matter, unless somebody wants it
+                        self._unreadable[name] = error
+        self.names = [*self._found, *self._unreadable]
+
+    def _column(self, name: str) -> _Column:
+        if name in self._unreadable:
+            with reading(self.path):
+                raise self._unreadable[name]
+        return self._found[name]
 
     def _member(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Column:
         with archive.open(info) as stream:
@@ -148,10 +159,11 @@ class Npz(_OneFile):
         return column
 
     def rows(self, name: str, axis: int = 0) -> int:
-        return self._columns[name].shape[axis] if len(self._columns[name].shape) > axis else 0
+        shape = self.shape(name)
+        return shape[axis] if len(shape) > axis else 0
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._columns[name].shape
+        return self._column(name).shape
 
     def digest(self) -> str:
         with reading(self.path), zipfile.ZipFile(self.path) as archive:
@@ -164,7 +176,7 @@ class Npz(_OneFile):
         return super().digest()
 
     def blocks(self, axes: Mapping[str, int], start: int, step: int) -> Iterator[Block]:
-        columns = {name: self._columns[name].blocks(axis, start, step) for name, axis in axes.items()}
+        columns = {name: self._column(name).blocks(axis, start, step) for name, axis in axes.items()}
         yield from _together(self.path, columns)
 
 
@@ -333,6 +345,8 @@ def _dense(column: Any, path: Path, name: str) -> Any:
         if column.null_count:
             if types.is_integer(kind) and name in LABELS:
                 return column.cast(pyarrow.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+            if types.is_floating(kind) and name in LABELS:  # where NaN says so
+                return column.to_numpy(zero_copy_only=False)
             raise _ragged(path, name)
         return column.to_numpy(zero_copy_only=False)
     return column.to_pylist()

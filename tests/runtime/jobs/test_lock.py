@@ -1,11 +1,13 @@
 """A lock that one process holds: nobody else gets it meanwhile, and it is let go of however its holder ends."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
 
+import pytest
 from offramp.runtime.jobs.lock import one_at_a_time, take
 
 HOLD = (
@@ -70,6 +72,29 @@ def test_a_folder_with_something_in_it_stays(tmp_path):
     with one_at_a_time(tmp_path / "made" / "lock"):
         (tmp_path / "made" / "result").write_text("x")
     assert [p.name for p in (tmp_path / "made").iterdir()] == ["result"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
+def test_a_disk_without_locks_is_nobody_who_holds_one(tmp_path, monkeypatch, number):
+    def refused(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    found = take(tmp_path / "new" / "lock")
+    assert found is not None
+    found.close()
+    with one_at_a_time(tmp_path / "made" / "lock"):
+        (tmp_path / "result").write_text("x")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["new", "result"]
+
+
+def test_a_disk_that_fails_says_so_and_is_not_waited_for(tmp_path, monkeypatch):
+    def failed(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("fcntl.flock", failed)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)), one_at_a_time(tmp_path / "lock"):
+        pass
 
 
 def test_work_that_fails_lets_go(tmp_path):

@@ -178,3 +178,75 @@ def test_a_missing_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(RuntimeUnavailable, match=r'pip install "\.\[image\]"'):
         opened()
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def broken(made):
+    return made[:-1] + bytes([made[-1] ^ 1])
+
+
+LONG = zlib.compress(b"a" * 1_500_000)
+BESIDE = {
+    "EXIF that is none": [chunk(b"eXIf", b"garbage")],
+    "EXIF that ends early": [chunk(b"eXIf", b"MM\0*\0\0\0\x08\0\1\x01\x12\0\3\0\0\0\1")],
+    "EXIF as a text, not hexadecimal": [chunk(b"tEXt", b"Raw profile type exif\0\nexif\n 4\nzz")],
+    "a long text": [chunk(b"zTXt", b"k\0\0" + LONG)],
+    "a long international text": [chunk(b"iTXt", b"k\0\1\0\0\0" + LONG)],
+    "many long texts": [chunk(b"zTXt", b"k\0\0" + zlib.compress(b"a" * 1_000_000))] * 70,
+    "a text of another compression": [chunk(b"zTXt", b"k\0\7xx")],
+    "a text with a wrong sum": [broken(chunk(b"tEXt", b"a\0b"))],
+    "a long profile": [chunk(b"iCCP", b"k\0\0" + LONG)],
+    "half a profile": [chunk(b"iCCP", b"x")],
+    "half a gamma": [chunk(b"gAMA", b"")],
+    "half a resolution": [chunk(b"pHYs", b"1")],
+    "half an animation": [chunk(b"acTL", b"12")],
+}
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize("beside", BESIDE)
+def test_what_lies_beside_the_pixels_of_a_png_cannot_spoil_them(pixels, tmp_path, beside, where):
+    data, more = encoded(pixels), b"".join(BESIDE[beside])
+    at = 33 if where == "before" else len(data) - 12
+    data = data[:at] + more + data[at:]
+    (tmp_path / "a.png").write_bytes(data)
+    made = opened(layout="NHWC")([data, bytearray(data), tmp_path / "a.png", str(tmp_path / "a.png")])["x"]
+    assert (made == pixels).all()
+
+
+@pytest.mark.parametrize("orientation", range(10))
+def test_a_picture_is_turned_as_its_exif_says_though_a_text_is_too_long(pixels, orientation):
+    from PIL import Image as Pillow
+    from PIL import ImageOps
+
+    block = Pillow.Exif()
+    block[0x0112] = orientation
+    data = encoded(pixels, exif=block)
+    size = {"height": 3, "width": 2} if 5 <= orientation <= 8 else {}
+    expected = np.asarray(ImageOps.exif_transpose(Pillow.open(io.BytesIO(data))))
+    long = data[:33] + chunk(b"zTXt", b"k\0\0" + LONG) + data[33:]
+    assert (opened(layout="NHWC", **size)([data, long])["x"] == expected).all()
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+@pytest.mark.parametrize(
+    "exif", [b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0", b"Exif\0\0MM\0*\0\0\0\x08\0\1"]
+)
+def test_a_jpeg_with_damaged_exif_is_its_pixels(pixels, exif):
+    data = encoded(pixels, "JPEG")
+    odd = data[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + data[2:]
+    assert (opened()([odd])["x"] == opened()([data])["x"]).all()
+
+
+def test_damage_to_the_pixels_themselves_is_refused_still(pixels):
+    data = encoded(pixels)
+    text = chunk(b"zTXt", b"k\0\0" + LONG)
+    start = data.index(b"IDAT") + 4
+    damaged = data[:start] + bytes([data[start] ^ 255]) + data[start + 1 :]
+    for wrong in (damaged, data[:33] + text + damaged[33:], data[:33] + text + data[33 : start + 5], data[:20]):
+        with pytest.raises(InputError, match="row 0: can't be read as a PNG or JPEG picture"):
+            opened()([wrong])

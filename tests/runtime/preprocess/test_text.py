@@ -45,6 +45,32 @@ def test_a_batch_is_as_long_as_its_longest_text(tokenizer):
     assert (made["ids"].dtype, made["mask"].dtype) == (np.int64, np.int32)
 
 
+@pytest.mark.parametrize(
+    ("template", "special", "ids", "kinds"),
+    [
+        ("$A:0 [SEP]:0 [CLS]:2", True, [4, 3, 2], [0, 0, 2]),
+        ("[CLS]:1 $A:1", True, [2, 4], [1, 1]),
+        ("$A:0 [SEP]:0 [CLS]:2", False, [4], [0]),
+    ],
+)
+def test_types_are_those_of_the_tokenizers_template(tmp_path, template, special, ids, kinds):
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    one = opened(tmp_path / "tokenizer.json", special_tokens=special)
+    assert one(["what"])["ids"].tolist() == [ids]
+    assert one(["what"])["kinds"].tolist() == [kinds]
+    both = one(["what", "what is"])
+    assert both["kinds"][0, : len(kinds)].tolist() == kinds
+    ((_, alone),) = one.parts(["what"])
+    assert alone["kinds"].tolist() == [kinds]
+    left = opened(tmp_path / "tokenizer.json", special_tokens=special, padding="left", pad_type_id=7, length=6)
+    assert left(["what"])["kinds"].tolist() == [[7] * (6 - len(kinds)) + kinds]
+
+
 def test_padding_may_be_on_the_left_and_the_length_fixed(tokenizer):
     assert opened(tokenizer, padding="left", pad_id=9)(["my", "is my"])["ids"].tolist() == [[9, 2, 6, 3], [2, 5, 6, 3]]
     assert opened(tokenizer, length=8)(["my"])["mask"].tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]]

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from offramp.runtime import InputError
+from offramp.runtime import InputError, sample
+from offramp.runtime.bundle import read_bundle
 from offramp.runtime.jobs.data.raw_rows import Lines, Pictures
-from offramp.runtime.jobs.data.sources import class_numbers
+from offramp.runtime.jobs.data.sources import open_data
 from offramp.runtime.jobs.data.tables import Npy, Npz, Parquet
 
 ROWS, STEP = 50, 8
@@ -182,6 +183,7 @@ def test_csv_and_jsonl_have_named_columns(tmp_path):
         ("d.csv", "text,labels\na\n", "line 2 has 1 fields, the first one 2"),
         ("d.csv", "text,text\na,b\n", "names a column twice"),
         ("d.csv", 'text\n"a\n', "line 2 is not CSV"),
+        ("d.csv", 'text\n"' + "a" * (1 << 24), "line 2 is not CSV"),
         ("d.jsonl", '{"text": "a"}\n{"text": \n', "line 2 is not a JSON object"),
         ("d.jsonl", '["a"]\n', "line 1 is not a JSON object"),
         ("d.jsonl", '{"text": "\\ud83d"}\n', "line 1 is not a JSON object"),
@@ -208,35 +210,125 @@ def test_a_folder_a_class(tmp_path):
         Pictures(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("values", "classes", "expected"),
-    [
-        (["yes", "no", "", None, -1, 1, "0"], ["no", "yes"], [1, 0, -1, -1, -1, 1, 0]),
-        (["1", "2"], ["2", "1"], [1, 0]),
-        (np.array(["no", "yes"]), ["no", "yes"], [0, 1]),
-        (np.array([1.0, -1.0]), ["no", "yes"], [1, -1]),
-    ],
-)
-def test_labels_are_numbers_or_names(values, classes, expected):
-    assert class_numbers(values, classes, "d: labels", 0).tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("values", "classes", "message"),
-    [
-        (["no", "maybe"], ["no", "yes"], r"labels\[11\] is 'maybe', which is none of the 2 classes"),
-        (["2", "0"], ["2", "1"], r"labels\[11\] is '0'"),
-        ([True], ["no", "yes"], r"labels\[10\] is True"),
-        ([0, 2], ["no", "yes"], r"labels\[11\] is 2, expected 0…1"),
-    ],
-)
-def test_other_labels_are_refused_by_row(values, classes, message):
-    with pytest.raises(InputError, match=message):
-        class_numbers(values, classes, "d: labels", 10)
-
-
 def test_json_of_the_sample_is_plain(tmp_path):
     """A .jsonl written by json.dumps, non-ASCII escaped, reads back."""
     texts = ["é", "\U0001f600", "a\nb"]
     table = lines(tmp_path, "d.jsonl", "\n".join(json.dumps({"text": t}) for t in texts))
     assert next(iter(table.blocks({"text": 0}, 0, 9)))["text"] == texts
+
+
+@pytest.mark.parametrize("length", [131_072, 200_000, 1_000_000])
+def test_a_field_of_csv_is_as_long_as_a_text_may_be(tmp_path, length):
+    table = lines(tmp_path, "d.csv", f"text,page\na,{'x' * length}\n" + f'"{"y" * length}",\n')
+    block = next(iter(table.blocks({"text": 0, "page": 0}, 0, 9)))
+    assert [len(text) for text in (*block["text"], *block["page"])] == [1, length, length, 0]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return read_bundle(sample.BUNDLE)
+
+
+SHARD = np.zeros((2, 8, 8), np.uint8)
+
+
+def rows_of(data, bundle):
+    return {Path(source.name).name: source.rows for source in open_data(data, bundle)}
+
+
+def test_an_npz_may_have_objects_and_other_things_beside_the_inputs(tmp_path, digits):
+    path = tmp_path / "d.npz"
+    np.savez(path, x=SHARD, names=np.array([{"a": 1}, None], dtype=object), labels=np.array([1, 2]))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("notes.txt", "what nobody asked for")
+        archive.writestr("old.npy", b"no array at all")
+    (source,) = open_data(path, digits)
+    assert source.labels.tolist() == [1, 2]
+    (chunk,) = source.chunks(0, 8)
+    assert (chunk.parts[0][1]["x"] == SHARD).all()
+    assert source.table.digest()
+
+
+@pytest.mark.parametrize("name", ["x", "labels"])
+def test_an_npz_with_objects_where_they_are_wanted_is_refused(tmp_path, digits, name):
+    objects = np.array([{"a": 1}, None], dtype=object)
+    np.savez(tmp_path / "d.npz", **({"x": SHARD} | {name: objects}))
+    with pytest.raises(InputError, match=r"d\.npz: holds Python objects"):
+        open_data(tmp_path / "d.npz", digits)
+
+
+def test_shards_are_found_whatever_the_case_of_their_names_and_hidden_files_are_none(tmp_path, digits):
+    for name in ("V.NPZ", "a.npz", "b.Npz"):
+        with (tmp_path / name).open("wb") as stream:
+            np.savez(stream, x=SHARD)
+    for name in ("._a.npz", ".V.NPZ", "._x.npy"):
+        (tmp_path / name).write_bytes(b"\0\5\x16\7 what macOS writes")
+    with (tmp_path / "C.NPY").open("wb") as stream:
+        np.save(stream, SHARD)
+    assert rows_of(tmp_path, digits) == dict.fromkeys(("C.NPY", "V.NPZ", "a.npz", "b.Npz"), 2)
+    assert rows_of(tmp_path / "V.NPZ", digits) == {"V.NPZ": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("D.TXT", "a\nb"), ("D.CSV", "text\na\nb"), ("D.JSONL", '{"text": "a"}\n' * 2)]
+)
+def test_lines_are_read_by_their_kind_whatever_its_case(tmp_path, name, text):
+    assert lines(tmp_path, name, text).rows("text") == 2
+
+
+def test_a_linked_shard_is_one_and_a_link_that_leads_nowhere_is_named(tmp_path, digits):
+    np.savez(tmp_path / "elsewhere.npz", x=SHARD)
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "1.npz").symlink_to("../elsewhere.npz")
+    (data / "README").symlink_to("nowhere")
+    assert rows_of(data, digits) == {"1.npz": 2}
+    (data / "2.npz").symlink_to("nowhere")
+    with pytest.raises(InputError, match=r"2\.npz is a link that leads nowhere"):
+        open_data(data, digits)
+
+
+def pictures(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+
+
+def labels_of(folder):
+    table = Pictures(folder)
+    return next(iter(table.blocks({"path": 0, "labels": 0}, 0, 99)))["labels"] if "labels" in table.names else None
+
+
+def test_a_linked_folder_is_a_class_and_a_hidden_one_is_none(tmp_path):
+    pictures(tmp_path, "data/dog/1.png", "elsewhere/2.png", "elsewhere/3.jpg", "data/.thumbnails/1.png")
+    pictures(tmp_path, "data/dog/.cache/1.png", "data/dog/._1.png")
+    (tmp_path / "data" / "cat").symlink_to("../elsewhere")
+    (tmp_path / "data" / "dog" / "4.png").symlink_to("../../elsewhere/2.png")
+    assert labels_of(tmp_path / "data") == ["cat", "cat", "dog", "dog"]
+    before = Pictures(tmp_path / "data").digest()
+    pictures(tmp_path, "elsewhere/0.png")
+    assert Pictures(tmp_path / "data").digest() != before
+    (tmp_path / "linked").symlink_to("data")
+    assert labels_of(tmp_path / "linked") == ["cat", "cat", "cat", "dog", "dog"]
+
+
+def test_one_folder_may_be_linked_twice_and_a_link_back_ends(tmp_path):
+    pictures(tmp_path, "data/a/1.png")
+    (tmp_path / "data" / "b").symlink_to("a")
+    (tmp_path / "data" / "a" / "up").symlink_to("..")
+    (tmp_path / "data" / "again").symlink_to(".")
+    assert labels_of(tmp_path / "data") == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["cat", "dog/2.png", "dog/2.JPG"])
+def test_a_linked_class_or_picture_that_is_gone_is_named(tmp_path, name):
+    pictures(tmp_path, "dog/1.png")
+    (tmp_path / name).symlink_to("nowhere")
+    with pytest.raises(InputError, match=f"{Path(name).name} is a link that leads nowhere"):
+        Pictures(tmp_path)
+
+
+def test_pictures_deeper_than_a_class_are_refused(tmp_path):
+    pictures(tmp_path, "a/1.png", "b/c/d/e/2.png")
+    with pytest.raises(InputError, match="not both or deeper ones"):
+        Pictures(tmp_path)

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from os import cpu_count, sched_getaffinity
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from offramp.runtime.arrays.cores import usable_cores
 from offramp.runtime.errors import InputError
 
 Array = NDArray[Any]
@@ -43,14 +43,6 @@ def for_each_block(
         return [work(block) for block in blocks]
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(work, blocks))
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    try:
-        return len(sched_getaffinity(0))
-    except (NameError, OSError):  # pragma: no cover - not Linux
-        return cpu_count() or 1
 
 
 def matrix(values: ArrayLike, name: str = "logits") -> Array:
