@@ -19,6 +19,9 @@ from offramp.runtime.errors import BundleError, InputError
 from offramp.runtime.files import NoRoom, PrivateCopy, inside, private_places, sha256_of_file, unseal
 from offramp.runtime.preprocess import Preprocess, Preprocessor, check, open_preprocessor
 
+UNKNOWN_VERSION = "unknown"
+"""offramp's own, where it was copied without being installed."""
+
 SCHEMA = "offramp/1"
 MANIFEST = "manifest.json"
 CALIBRATION = "calibration.json"
@@ -164,6 +167,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def routing_seen(self) -> tuple[tuple[int, ...], ...]:
         """For each exit, the rows of `routing` that are of layers in front of it."""
         return tuple(tuple(self.routing.index(name) for name in e.routing) for e in self.exits)
+
+
+def own_version() -> str:
+    """offramp's version as it is installed here: who writes a file says so in it."""
+    from importlib import metadata  # slow to import
+
+    try:
+        return metadata.version("offramp") or UNKNOWN_VERSION
+    except (metadata.PackageNotFoundError, KeyError):  # a zipped program, an image without package data
+        return UNKNOWN_VERSION
 
 
 @dataclass(frozen=True)
