@@ -237,7 +237,9 @@ def read_bundle(path: str | Path, *, hold: bool = False) -> Bundle:
             stacklevel=3,
         )
         manifest = msgspec.structs.replace(manifest, cascade=None)
-    return Bundle(root, manifest, _held(root, manifest) if hold else _checked(root, manifest))
+    if hold:  # for longer than this process may stay in its folder
+        return Bundle(root.absolute(), manifest, _held(root, manifest))
+    return Bundle(root, manifest, _checked(root, manifest))
 
 
 def _held(root: Path, manifest: Manifest) -> PrivateCopy | None:
