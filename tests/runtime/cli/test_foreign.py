@@ -1,7 +1,9 @@
 """What a command says where the terminal lacks the letters, and where offramp was copied rather than installed."""
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -81,8 +83,33 @@ def test_without_metadata_the_version_is_unknown(command):
 
 def test_without_metadata_every_job_does_its_work(data, tmp_path):
     bundle = tmp_path / "b"
-    subprocess.run(["cp", "-r", str(sample.BUNDLE), str(bundle)], check=True)
+    shutil.copytree(sample.BUNDLE, bundle)
     offramp("predict", bundle, data, before=UNINSTALLED)
     offramp("record", bundle, data, "--out", tmp_path / "r", before=UNINSTALLED)
     offramp("calibrate", bundle, tmp_path / "r", "--budget", "half=0.5", before=UNINSTALLED)
     assert UNKNOWN_VERSION in json.loads((bundle / "calibration.json").read_bytes())["producer"]
+
+
+POOR_DISK = """if True:
+    import errno, fcntl, os
+    def flock(handle, how):
+        raise OSError({number}, os.strerror({number}))
+    def fsync(handle, really=os.fsync):
+        if os.path.isdir(f"/dev/fd/{{handle}}"):
+            raise OSError(errno.EINVAL, "a folder")
+        if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "read-only")
+        really(handle)
+    fcntl.flock, os.fsync = flock, fsync
+"""
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_on_a_disk_without_locks_or_flushing_every_job_does_its_work(data, tmp_path, number):
+    bundle, disk = tmp_path / "b", POOR_DISK.format(number=number)
+    shutil.copytree(sample.BUNDLE, bundle)
+    offramp("record", bundle, data, "--out", tmp_path / "r", before=disk)
+    offramp("record", bundle, data, "--out", tmp_path / "r", "--overwrite", before=disk)
+    offramp("calibrate", bundle, tmp_path / "r", "--budget", "half=0.5", before=disk)
+    offramp("rollback", bundle, before=disk)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "r"]
