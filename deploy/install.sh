@@ -30,12 +30,11 @@ fi
 
 # An absolute path, so that pip can't take it for the name of a package.
 source=$(CDPATH='' cd -- "$(dirname -- "$source")" && pwd)/$(basename -- "$source")
-constraints=
+set -- "${source}[${extras}]"
 if [ -f "$here/constraints.txt" ]; then
-    constraints="-c $here/constraints.txt"
+    set -- -c "$here/constraints.txt" "$@"
 fi
 "$python" -m venv "$target"
-# shellcheck disable=SC2086  # two words or none
-PIP_DISABLE_PIP_VERSION_CHECK=1 "$target/bin/python" -m pip install --quiet --upgrade $constraints "${source}[${extras}]"
+PIP_DISABLE_PIP_VERSION_CHECK=1 "$target/bin/python" -m pip install --quiet --upgrade "$@"
 "$target/bin/offramp" version
 echo "Serve a bundle with: $target/bin/offramp serve BUNDLE"

@@ -1,7 +1,7 @@
 """offramp.runtime: load a bundle, run its cascade, calibrate it, measure it."""
 
 from offramp.runtime import calibration, metrics, sample, scores, thresholds
-from offramp.runtime.bundle import Manifest
+from offramp.runtime.bundle import Manifest, own_version
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import (
     BundleError,
@@ -38,7 +38,5 @@ __all__ = [
 
 def __getattr__(name: str) -> str:
     if name == "__version__":
-        from importlib.metadata import version  # asked for seldom, and slow to import
-
-        return version("offramp")
+        return own_version()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

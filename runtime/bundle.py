@@ -19,6 +19,9 @@ from offramp.runtime.errors import BundleError, InputError
 from offramp.runtime.files import NoRoom, PrivateCopy, inside, private_places, sha256_of_file, unseal
 from offramp.runtime.preprocess import Preprocess, Preprocessor, check, open_preprocessor
 
+UNKNOWN_VERSION = "unknown"
+"""offramp's own, where it was copied without being installed."""
+
 SCHEMA = "offramp/1"
 MANIFEST = "manifest.json"
 CALIBRATION = "calibration.json"
@@ -166,6 +169,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(tuple(self.routing.index(name) for name in e.routing) for e in self.exits)
 
 
+def own_version() -> str:
+    """offramp's version as it is installed here: who writes a file says so in it."""
+    from importlib import metadata  # slow to import
+
+    try:
+        return metadata.version("offramp") or UNKNOWN_VERSION
+    except (metadata.PackageNotFoundError, KeyError):  # a zipped program, an image without package data
+        return UNKNOWN_VERSION
+
+
 @dataclass(frozen=True)
 class Bundle:
     """A folder whose manifest and files have been checked."""
@@ -224,7 +237,9 @@ def read_bundle(path: str | Path, *, hold: bool = False) -> Bundle:
             stacklevel=3,
         )
         manifest = msgspec.structs.replace(manifest, cascade=None)
-    return Bundle(root, manifest, _held(root, manifest) if hold else _checked(root, manifest))
+    if hold:  # for longer than this process may stay in its folder
+        return Bundle(root.absolute(), manifest, _held(root, manifest))
+    return Bundle(root, manifest, _checked(root, manifest))
 
 
 def _held(root: Path, manifest: Manifest) -> PrivateCopy | None:

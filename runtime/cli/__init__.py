@@ -5,8 +5,8 @@ import difflib
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
+from offramp.runtime.bundle import own_version
 from offramp.runtime.cli.output import discard, output
 from offramp.runtime.errors import InputError, OfframpError, OutputLost, how_to_install
 
@@ -99,7 +99,7 @@ def _run(argv: list[str], asked: str) -> int:
         description="Serve classifiers that can stop early.",
         epilog=f"Example: {EXAMPLES['calibrate']}. Each command's --help has one of its own.",
     )
-    parser.add_argument("--version", action="version", version=metadata.version("offramp"))
+    parser.add_argument("--version", action="version", version=own_version())
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, help_, _) in COMMANDS.items():
         command = commands.add_parser(name, help=help_, description=f"{help_[0].upper()}{help_[1:]}.")

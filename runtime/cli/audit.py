@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from offramp.runtime.cli.options import print_json
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.auditing.audit import AUDIT, PAGE, audit_bundle, describe
 
@@ -39,6 +40,9 @@ def run(args: argparse.Namespace) -> int:
         replicates=args.replicates,
         seed=args.seed,
     )
-    print((args.out / AUDIT).read_text(encoding="utf-8") if args.json else describe(found))
+    if args.json:
+        print_json((args.out / AUDIT).read_text(encoding="utf-8") + "\n")
+    else:
+        print(describe(found))
     print(f"{args.out / PAGE} has the evidence", file=sys.stderr)
     return 0

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from offramp.runtime.bundle import encode_number
+from offramp.runtime.cli.options import print_json
 from offramp.runtime.jobs.calibrating.history import diff, read_version
 
 
@@ -21,7 +22,8 @@ def run(args: argparse.Namespace) -> int:
     lines = diff(old, new)
     if args.json:
         plain = [{key: _plain(value) for key, value in line.items()} for line in lines]
-        print(json.dumps({"old": old.version, "new": new.version, "changes": plain}, indent=1, ensure_ascii=False))
+        found = {"old": old.version, "new": new.version, "changes": plain}
+        print_json(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
         return 0
     print(f"version {old.version} ({old.created or 'no date'}) -> version {new.version} ({new.created or 'no date'})")
     if old.manifest != new.manifest:

@@ -8,6 +8,7 @@ import tempfile
 from importlib import metadata
 
 from offramp.runtime.arrays.cores import cpu_quota
+from offramp.runtime.bundle import own_version
 from offramp.runtime.errors import RuntimeUnavailable
 from offramp.runtime.execution.cpu.session import available_threads, onnxruntime
 
@@ -25,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     say("python", f"{platform.python_version()}, {platform.platform()}")
     for name in _LIBRARIES:
         try:
-            say(name, metadata.version(name))
+            say(name, own_version() if name == "offramp" else metadata.version(name))
         except metadata.PackageNotFoundError:
             say(name, "not installed")
     quota = cpu_quota()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from offramp.runtime.cli.options import print_json
 from offramp.runtime.jobs.calibrating.history import home_of
 from offramp.runtime.jobs.calibrating.versions import NOW, Version, history
 from offramp.runtime.jobs.plain_json import plain
@@ -24,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     found, looks = history(args.bundle), home_of(args.bundle).looks()
     if args.json:
         seen = [{key: value for key, value in vars(look).items() if key != "sketch"} for look in looks]
-        print(json.dumps({"versions": plain(found), "looks": seen}, indent=1, ensure_ascii=False))
+        print_json(json.dumps({"versions": plain(found), "looks": seen}, indent=1, ensure_ascii=False) + "\n")
         return 0
     print(table(found) if found else f"{args.bundle}: no calibration yet, only `full` can be served")
     for version in found:

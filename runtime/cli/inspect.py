@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from offramp.runtime.bundle import read_bundle
 from offramp.runtime.cascade import Cascade
-from offramp.runtime.cli.options import add_runtime, add_sizes, sizes_of
+from offramp.runtime.cli.options import add_runtime, add_sizes, print_json, sizes_of
 from offramp.runtime.files import write_atomically
 from offramp.runtime.jobs.bundles.inspect import InsideCascade, Inspection, Part, inspect
 from offramp.runtime.jobs.bundles.inspect_page import inside, page, readable, svg
@@ -34,7 +34,10 @@ def run(args: argparse.Namespace) -> int:
             if cascade.executor.runs_cascade_graph:
                 cascade_graph = time_cascade_graph(cascade, sizes)
     found = inspect(bundle, sizes, timings, cascade_graph)
-    print(msgspec.json.format(msgspec.json.encode(found)).decode() if args.json else describe(found))
+    if args.json:
+        print_json(msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
+    else:
+        print(describe(found))
     for target, text in ((args.html, page), (args.svg, svg)):
         if target is not None:
             write_atomically(target, text(found).encode())

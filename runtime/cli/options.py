@@ -1,6 +1,8 @@
 """Options that several subcommands share."""
 
 import argparse
+import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,8 +60,19 @@ def write_json(where: str | None, document: Any) -> bool:
     if where != "-":
         write_atomically(Path(where), to_json(document))
         return False
-    sys.stdout.write(to_json(document).decode())
+    print_json(to_json(document).decode())
     return True
+
+
+def print_json(text: str) -> None:
+    """JSON to stdout, newline and all; letters that its encoding lacks as JSON's own escapes, which mean the same."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        # Beyond ASCII there is nothing but strings in JSON.
+        text = re.sub(r"[^\0-\x7f]+", lambda found: json.dumps(found[0])[1:-1], text)
+    sys.stdout.write(text)
 
 
 def fraction(text: str) -> float:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.cascade import Cascade
-from offramp.runtime.cli.options import DATA, add_nonfinite, add_runtime
+from offramp.runtime.cli.options import DATA, add_nonfinite, add_runtime, print_json
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.data.sources import open_data
 from offramp.runtime.points import FULL
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
                         seen.add(out, chunk.labels[positions])
                     spent += int(out.flops.sum())
                     whole += len(out) * int(cascade.row_flops(_sizes(cascade, inputs))[-1])
-                sys.stdout.write("".join(line.decode() + "\n" for line in lines))
+                print_json("".join(line.decode() + "\n" for line in lines))
                 start += chunk.rows
             rows += start
     saved = 1 - spent / whole if whole else 0.0

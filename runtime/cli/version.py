@@ -1,7 +1,8 @@
 """offramp version"""
 
 import argparse
-from importlib import metadata
+
+from offramp.runtime.bundle import own_version
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -9,5 +10,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    print(metadata.version("offramp"))
+    print(own_version())
     return 0

@@ -40,8 +40,8 @@ def run(*command, **more):
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """A fresh virtual environment, made by install.sh from the container's build context."""
-    source = build_context(tmp_path_factory.mktemp("source"))
-    target = tmp_path_factory.mktemp("opt") / "offramp"
+    source = build_context(tmp_path_factory.mktemp("source") / "two words, [brackets] & more")
+    target = tmp_path_factory.mktemp("opt") / "off ramp"
     done = run(source / "deploy/install.sh", target)
     assert done.returncode == 0, done.stdout + done.stderr
     shutil.rmtree(source)  # the container leaves it behind as well

@@ -4,11 +4,14 @@ import gc
 import hashlib
 import json
 import os
+import pickle
 import shutil
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
-from offramp.runtime import BundleError, Cascade, InputError, sample
+from offramp.runtime import BundleError, Cascade, InputError, OperatingPoint, sample
 from offramp.runtime.bundle import read_bundle
 from offramp.runtime.calibration_file import read_calibration
 from offramp.runtime.files import seal
@@ -191,6 +194,54 @@ def test_nothing_that_happens_to_the_files_after_load_changes_an_answer(copy, ha
                 stream.truncate(0) if harm == "truncated" else stream.write(b"\x7f" * file.stat().st_size)
         for name in plain.calibration.points:
             assert (cascade.at(name).predict({"x": images}).score == plain.at(name).predict({"x": images}).score).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", "torch:cpu"])
+@pytest.mark.parametrize("how", ["moved in place", "written over"])
+def test_another_bundle_put_in_its_place_answers_only_those_who_load_it(copy, tmp_path, how, device):
+    """Same names and shapes, other weights: what is opened late would fit, and be silently wrong."""
+    images = sample.heldout()[0]
+    other = tmp_path / "other"
+    shutil.copytree(copy, other)
+    weights = bytearray((other / "weights.bin").read_bytes())
+    numbers = np.frombuffer(weights, np.float32, offset=len(weights) % 4)
+    numbers *= np.float32(0.5)
+    (other / "weights.bin").write_bytes(weights)
+    digest = hashlib.sha256(weights).hexdigest()
+    edit(other, lambda d: d["files"]["weights.bin"].update(sha256=digest))
+    (other / "calibration.json").unlink()
+    with Cascade.load(sample.BUNDLE, device=device) as plain, Cascade.load(copy, device=device) as cascade:
+        if how == "moved in place":
+            copy.rename(tmp_path / "old")
+            other.rename(copy)
+        else:
+            for file in other.iterdir():
+                if file.is_file():
+                    (copy / file.name).write_bytes(file.read_bytes())
+            (copy / "calibration.json").unlink()
+        with Cascade.load(copy, device=device) as replaced:
+            assert (replaced.predict({"x": images}).score != plain.predict({"x": images}).score).any()
+        for name in plain.calibration.points:
+            assert (cascade.at(name).predict({"x": images}).score == plain.at(name).predict({"x": images}).score).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", "torch:cpu"])
+@pytest.mark.parametrize("room", [True, False])
+def test_a_relative_path_is_that_of_when_it_was_loaded(copy, tmp_path, monkeypatch, device, room):
+    images = sample.heldout()[0]
+    monkeypatch.chdir(copy.parent)
+    with Cascade.load(sample.BUNDLE, device=device) as plain, warnings.catch_warnings():
+        if not room:
+            monkeypatch.setattr("offramp.runtime.bundle.private_places", lambda: iter([]))
+        warnings.simplefilter("ignore")
+        cascade = Cascade.load(copy.name, device=device)
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        for name in (*plain.calibration.points, OperatingPoint((0.5, 1.5, -np.inf))):
+            assert (cascade.at(name).predict({"x": images}).score == plain.at(name).predict({"x": images}).score).all()
+        with pickle.loads(pickle.dumps(cascade)) as again:
+            assert again.manifest.digest == cascade.manifest.digest
+        cascade.close()
 
 
 def test_the_copy_that_is_run_goes_with_the_last_one_who_holds_it(copy):

@@ -1,12 +1,11 @@
 """The audit job: does a model's routing say more about its errors than its confidence does?"""
 
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from offramp.runtime.bundle import Manifest, read_bundle
+from offramp.runtime.bundle import Manifest, own_version, read_bundle
 from offramp.runtime.errors import InputError
 from offramp.runtime.files import check_new_folder, new_folder
 from offramp.runtime.jobs.auditing.evidence import Audit, audit
@@ -94,7 +93,7 @@ def audit_bundle(
         "records": opened.name,
         "rows": len(opened.records),
         **options,
-        "producer": f"offramp {metadata.version('offramp')}",
+        "producer": f"offramp {own_version()}",
     }
     with new_folder(Path(out), marker=AUDIT, replace=overwrite, keep=opened.folder) as folder:
         (folder / AUDIT).write_bytes(to_json(document(found, about)))

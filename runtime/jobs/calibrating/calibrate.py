@@ -12,14 +12,13 @@ import datetime
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from importlib import metadata
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 from offramp.runtime import arrays
-from offramp.runtime.bundle import MANIFEST, read_bundle
+from offramp.runtime.bundle import MANIFEST, own_version, read_bundle
 from offramp.runtime.calibration_file import Calibration, encode_calibration
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.auditing.audit import audit_records
@@ -149,7 +148,7 @@ def publish(result: Calibrated, home: History) -> Calibrated:
         result.calibration,
         home.digest,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        producer=f"offramp {metadata.version('offramp')}",
+        producer=f"offramp {own_version()}",
     )
     written = home.publish(document, result.calibration.version, result.files, result.rows.made_from)
     return dataclasses.replace(result, written=written)

@@ -7,14 +7,13 @@ goes on from there, to the same bytes. The result appears when it's whole.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from offramp.runtime.bundle import Manifest
+from offramp.runtime.bundle import Manifest, own_version
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.data.sources import Chunk, DataFile, open_data
@@ -190,7 +189,7 @@ def _together(parts: Sequence[Records], positions: Sequence[NDArray[np.int64]]) 
 def _key(cascade: Cascade, sources: Sequence[DataFile], allow_nonfinite: bool, half: bool) -> dict[str, Any]:
     """All that decides the result's bytes, but the data's content."""
     return {
-        "offramp": metadata.version("offramp"),
+        "offramp": own_version(),
         "bundle": cascade.manifest.digest,
         "session": cascade.fingerprint,
         "batch": cascade.batch_rows,

@@ -246,3 +246,17 @@ def test_per_class_scales_undo_a_distortion_of_each_class():
     np.testing.assert_allclose(vector.bias_ - vector.bias_[0], bias - bias[0], atol=0.2)
     per_class = calibration.get("classwise_temperature").fit(z / scale, y)
     np.testing.assert_allclose(per_class.scale_, scale, rtol=0.15)
+
+
+@pytest.mark.parametrize(("rows", "classes"), [(60, 3), (2000, 10), (60_000, 20)])
+@pytest.mark.parametrize("hedged", [False, True])
+@pytest.mark.parametrize("scale", [1e-3, 3, 15_000])
+def test_equal_numbers_fit_equal_temperatures_whatever_holds_them(rows, classes, hedged, scale):
+    random = np.random.default_rng(rows)
+    z = (random.standard_normal((rows, classes)) * scale).clip(-65_000, 65_000).astype(np.float16)
+    z[::7, 0] = -np.inf
+    labels = (z.astype(np.float64) / scale + random.gumbel(size=z.shape)).argmax(1)
+    fitted = [
+        calibration.Temperature(hedged).fit(z.astype(kind), labels) for kind in (np.float16, np.float32, np.float64)
+    ]
+    assert len({one.temperature_ for one in fitted}) == 1
