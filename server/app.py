@@ -2,10 +2,10 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib import metadata
 from pathlib import Path
 
 from fastapi import FastAPI
+from offramp.runtime.bundle import own_version
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
 from offramp.server import metrics, operating_points, pages
@@ -54,7 +54,7 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
 
     app = FastAPI(
         title=f"offramp: {cascade.manifest.name}",
-        version=metadata.version("offramp"),
+        version=own_version(),
         description=f"{cascade.manifest.name} {cascade.manifest.version}, a classifier with {len(points.exits)} exits.",
         lifespan=lifespan,
         docs_url=None,

@@ -8,12 +8,11 @@ import multiprocessing
 import os
 import platform
 from collections.abc import Iterable, Sequence
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 from fastapi import APIRouter
-from offramp.runtime.bundle import Manifest
+from offramp.runtime.bundle import Manifest, own_version
 from offramp.runtime.errors import InputError
 from offramp.runtime.points import FULL
 from offramp.server.errors import NotSupported
@@ -90,7 +89,7 @@ class Metrics:
         ).labels(**self.of_model, block="0")
         ProcessCollector(registry=self.registry)  # process_resident_memory_bytes and the like, on Linux
         build = {
-            "offramp": metadata.version("offramp"),
+            "offramp": own_version(),
             "python": platform.python_version(),
             "bundle": manifest.digest,
         }

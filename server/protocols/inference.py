@@ -1,14 +1,13 @@
 """The Open Inference Protocol, version 2, in JSON: what KServe and Triton clients speak."""
 
 import math
-from importlib import metadata
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Depends, Path
 from numpy.typing import NDArray
-from offramp.runtime.bundle import Input
+from offramp.runtime.bundle import Input, own_version
 from offramp.runtime.errors import InputError
 from offramp.server.body import Body
 from offramp.server.body import decode as decode_json
@@ -162,7 +161,7 @@ def routes(plane: DataPlane) -> APIRouter:
 
     @router.get("/v2", summary="Server metadata")
     async def server() -> Response:
-        return _json({"name": "offramp", "version": metadata.version("offramp"), "extensions": []})
+        return _json({"name": "offramp", "version": own_version(), "extensions": []})
 
     @router.get("/v2/health/live", tags=["operations"], summary="200 while the process answers")
     async def live() -> Response:
