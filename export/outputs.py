@@ -96,6 +96,11 @@ def oddities(logits: Sequence[Any]) -> list[str]:
         odd.append(
             "the model has one exit: no row can leave early, and nothing is saved. Return the logits of several exits."
         )
+    if any(np.asarray(exit_).shape[1] == 1 for exit_ in logits):
+        odd.append(
+            "the model's exits have one class: every row gets it, with certainty. If its one logit z says yes or no, "
+            "return two, torch.cat([torch.zeros_like(z), z], 1)."
+        )
     normalised = [j for j, exit_ in enumerate(logits) if _are_probabilities(np.asarray(exit_, np.float64))]
     if normalised:
         classes = np.asarray(logits[normalised[0]]).shape[1]

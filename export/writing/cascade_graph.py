@@ -13,9 +13,11 @@ from, and its logits there. So whoever has ONNX Runtime, in any language, has th
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import onnx
 from offramp.runtime.bundle import CASCADE_INPUTS, CASCADE_OUTPUTS
 from offramp.runtime.errors import ExportError
@@ -24,6 +26,8 @@ from onnx import TensorProto, helper
 _KINDS = ("label", "score", "exit", "logits")  # as in CASCADE_OUTPUTS
 _FIRST_AXIS = "cascade.first_axis"
 _NEVER = "cascade.never"
+_OWN = re.compile(r"cascade\.|(block|exit)_\d+\.")  # how the graph's own values begin
+_LEAST_IR = 4  # before, every weight had to be an input as well, which a subgraph has none of
 
 
 def _threshold(k: int) -> str:
@@ -49,10 +53,10 @@ class CascadeGraphWriter:
     def proto(self) -> onnx.ModelProto:
         first = self._protos[0]
         given = {i.name: i for p in self._protos for i in p.graph.input}
-        inputs = [given[i["name"]] for i in self._document["inputs"] if i["name"] in given]
-        taken = {i.name for i in inputs} & {*CASCADE_INPUTS, *CASCADE_OUTPUTS}
+        inputs = [given.get(i["name"]) or _unused(i) for i in self._document["inputs"]]
+        taken = [i.name for i in inputs if i.name in (*CASCADE_INPUTS, *CASCADE_OUTPUTS) or _OWN.match(i.name)]
         if taken:
-            raise ExportError(f"the model has an input {min(taken)!r}, which is what the cascade graph calls its own.")
+            raise ExportError(f"the model has an input {taken[0]!r}, which is what the cascade graph calls its own.")
         early = len(self._protos) - 1
         (bars,) = CASCADE_INPUTS
         inputs.append(helper.make_tensor_value_info(bars, TensorProto.FLOAT, [early]))
@@ -71,7 +75,10 @@ class CascadeGraphWriter:
             [*switches, *nodes], "cascade", inputs, self._answers(CASCADE_OUTPUTS), [*weights, *constants]
         )
         return helper.make_model(
-            body, producer_name="offramp", ir_version=first.ir_version, opset_imports=first.opset_import
+            body,
+            producer_name="offramp",
+            ir_version=max(first.ir_version, _LEAST_IR),
+            opset_imports=first.opset_import,
         )
 
     def _answers(self, names: tuple[str, ...]) -> list[onnx.ValueInfoProto]:
@@ -214,6 +221,12 @@ class CascadeGraphWriter:
             else_branch=helper.make_graph(shut, f"{prefix}shut", [], values(passed)),
         )
         return node, told
+
+
+def _unused(given: Mapping[str, Any]) -> onnx.ValueInfoProto:
+    """An input that the model takes and no block reads: whoever runs a bundle gives it all the same."""
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(given["dtype"]))
+    return helper.make_tensor_value_info(given["name"], kind, given["shape"])
 
 
 def _same_for_all(k: int, label: str, exit: str, prefix: str) -> list[onnx.NodeProto]:

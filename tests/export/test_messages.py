@@ -232,3 +232,9 @@ def test_a_file_that_ends_in_softmax_is_told_on_the_command_line(tmp_path, capsy
         ["the", "model", "has", "one"],
         ["exit", "0", "of", "the"],
     ]
+
+
+@pytest.mark.parametrize("exits", [1, 2, 3])
+def test_one_column_of_logits_is_warned_of(tmp_path, exits):
+    with pytest.warns(UserWarning, match=r"exits have one class: every row gets it, with certainty.*zeros_like"):
+        export_bundle(make(Plain, 8, 1, exits), torch.randn(3, 8), tmp_path / "b")

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offramp.export import export_bundle
-from offramp.runtime import Cascade
+from offramp.runtime import Cascade, OperatingPoint
 from offramp.runtime.bundle import CASCADE_INPUTS, CASCADE_OUTPUTS
+from onnx import TensorProto, helper, numpy_helper
 from toys import SEQUENCE, BatchSecond, Everything, Masked, Plain, make
 
 TOKENS = {"ids": torch.randint(1, 40, (3, 6)), "mask": torch.ones(3, 6, dtype=torch.int64)}
@@ -122,19 +123,93 @@ def test_a_row_that_is_not_a_number_reaches_no_threshold(write):
     assert np.isnan(score).tolist() == [False, True]
 
 
-def test_a_model_that_calls_an_input_as_the_graph_does_its_own_goes_from_block_to_block(tmp_path):
+def chain(folder, name="x", *, exits=3, opset=17, ir=8, weights_are_inputs=False):
+    """An ONNX file of some layers with a head after each."""
+    rng, nodes, weights, state = np.random.default_rng(0), [], [], name
+    for j in range(exits):
+        for kind, width in (("w", 4), ("v", 3)):
+            values = rng.standard_normal((4, width)).astype(np.float32)
+            weights.append(numpy_helper.from_array(values, f"{kind}{j}"))
+        nodes += [
+            helper.make_node("MatMul", [state, f"w{j}"], [f"m{j}"]),
+            helper.make_node("Relu", [f"m{j}"], [f"h{j}"]),
+            helper.make_node("MatMul", [f"h{j}", f"v{j}"], [f"logits_{j}"]),
+        ]
+        state = f"h{j}"
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 4])]
+    if weights_are_inputs:
+        inputs += [helper.make_tensor_value_info(w.name, TensorProto.FLOAT, list(w.dims)) for w in weights]
+    outputs = [helper.make_tensor_value_info(f"logits_{j}", TensorProto.FLOAT, ["N", 3]) for j in range(exits)]
+    body = helper.make_graph(nodes, "chain", inputs, outputs, weights)
+    opsets = [helper.make_opsetid("", opset)]
+    onnx.save(helper.make_model(body, opset_imports=opsets, ir_version=ir), folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def answers_right(bundle, name):
+    """Whether the bundle's cascade graph is there, sound, and agrees with its blocks."""
+    onnx.checker.check_model(str(bundle / "cascade.onnx"))
+    x = {name: np.random.default_rng(1).standard_normal((9, 4)).astype(np.float32)}
+    with Cascade.load(bundle, threads=1) as cascade:
+        score = cascade.record(x).score
+        bars = [float(np.sort(s)[4:6].mean()) for s in score[:-1]]
+        out = cascade.at(OperatingPoint((*bars, -np.inf))).predict(x)
+        exits = [next(j for j, bar in enumerate([*bars, -np.inf]) if score[j, row] >= bar) for row in range(9)]
+        assert cascade.manifest.cascade is not None
+        return out.exit.tolist() == exits
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"ir": 3, "opset": 9, "weights_are_inputs": True},
+        {"ir": 3, "opset": 13, "weights_are_inputs": True},
+        {"ir": 7, "opset": 13},
+        {"ir": 8, "opset": 15, "weights_are_inputs": True},
+        {"ir": 10, "opset": 21},
+        {"exits": 2},
+        {"exits": 12},
+    ],
+    ids=str,
+)
+def test_files_of_any_age_and_depth_have_one(tmp_path, shape):
+    bundle = export_bundle(chain(tmp_path, **shape), None, tmp_path / "b")
+    assert answers_right(bundle, "x")
+
+
+def test_an_input_that_the_model_ignores_is_taken_and_ignored(tmp_path):
+    example = {"x": torch.randn(3, 8), "extra": torch.randint(0, 9, (3, 2))}
+    bundle = export_bundle(make(Ignoring), example, tmp_path / "b")
+    onnx.checker.check_model(str(bundle / "cascade.onnx"))
+    x = np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32)
+    with Cascade.load(bundle, operating_point=OperatingPoint((0.5, 0.5, -np.inf))) as cascade:
+        assert cascade.executor.opened == {"cascade.onnx"}
+        one, two = (cascade.predict({"x": x, "extra": np.full((5, 2), k, np.int64)}) for k in (0, 7))
+        assert one.exit.tolist() == two.exit.tolist()
+        assert one.score.tolist() == two.score.tolist()
+
+
+class Ignoring(Plain):
+    def forward(self, x, extra):
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["label", "score", "exit", "logits", "thresholds", "cascade.open", "exit_0.threshold", "exit_11.x", "block_0.h0"],
+)
+def test_a_model_that_calls_an_input_as_the_graph_does_its_own_goes_from_block_to_block(tmp_path, name):
     said = []
-    example = {"thresholds": torch.randn(3, 8)}
-    bundle = export_bundle(make(Named), example, tmp_path / "b", progress=said.append)
+    bundle = export_bundle(chain(tmp_path, name), None, tmp_path / "b", progress=said.append)
     assert not (bundle / "cascade.onnx").exists()
-    assert any("'thresholds'" in line for line in said)
+    assert [line for line in said if repr(name) in line and "calls its own" in line]
     with Cascade.load(bundle) as cascade:
-        assert len(cascade.predict({"thresholds": np.zeros((2, 8), np.float32)})) == 2
+        assert len(cascade.predict({name: np.zeros((2, 4), np.float32)})) == 2
 
 
-class Named(Plain):
-    def forward(self, thresholds):
-        return super().forward(thresholds)
+@pytest.mark.parametrize("name", ["batch", "exit_0", "block_0", "cascade", "exits.0", "scores"])
+def test_names_that_only_look_like_its_own_do_no_harm(tmp_path, name):
+    assert answers_right(export_bundle(chain(tmp_path, name), None, tmp_path / "b"), name)
 
 
 def graphs_of(graph):
