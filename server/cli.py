@@ -129,7 +129,8 @@ def serve(cascade: Cascade, settings: Settings, listeners: Sequence[socket.socke
     others = ", ".join(name for name in points.points if name != points.default)
     greeting = (
         f"offramp serves {cascade.manifest.name} {cascade.manifest.version} at {address} (live page; {address}/docs)\n"
-        f"operating point {points.default!r}; others: {others or 'none'}"
+        f"operating point {points.default!r}; others: {others or 'none'}\n"
+        f"runs on {cascade.fingerprint}"
     )
     server = DrainingServer(app, settings, greeting)
     with hanging_up(server):

@@ -4,6 +4,7 @@ import signal
 import socket
 import threading
 from contextlib import ExitStack
+from importlib.metadata import version
 
 import httpx
 import pytest
@@ -27,6 +28,10 @@ def test_it_says_where_it_listens_and_which_operating_points_there_are(offramp_s
     address, said = address_of(process)
     assert "'balanced'" in said
     assert "full, fast" in said
+    assert (
+        process.stdout.readline()
+        == f"runs on onnxruntime {version('onnxruntime')}, ['CPUExecutionProvider'], 1 threads\n"
+    )
     points = httpx.get(f"{address}/v1/operating-points").json()
     assert points["operating_point"] == "balanced"
     assert list(points["operating_points"]) == ["full", "balanced", "fast"]

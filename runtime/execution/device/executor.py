@@ -128,10 +128,17 @@ def open_device(bundle: Bundle, device: str, providers: Sequence[Any] | None) ->
     """The best there is for a device.
 
     device: "cuda" or "cuda:N": ONNX Runtime's TensorRT (only if `providers` asks for it) or CUDA provider, else torch.
-    "torch:cpu", "torch:cuda" or "torch:cuda:N": torch in any case. Raises RuntimeUnavailable with what is missing.
+    "torch:cpu", "torch:cuda" or "torch:cuda:N": torch in any case. Raises RuntimeUnavailable with what is missing, and
+    InputError for `providers` that would run everything on the CPU.
     """
     asked = device.removeprefix("torch:")
     place = torch.device(asked)
+    first = providers[0] if providers else None
+    if place.type == "cuda" and (first[0] if isinstance(first, tuple) else first) == "CPUExecutionProvider":
+        raise InputError(
+            f"device is {device!r}, but providers is {list(providers or ())!r}, whose first runs it all on the CPU. "
+            "Use device='cpu', or leave providers out."
+        )
     available = _onnxruntime_providers()
     if place.type == "cuda" and not torch.cuda.is_available():
         built = "is built for CPU only" if "+cpu" in torch.__version__ else "sees no GPU"

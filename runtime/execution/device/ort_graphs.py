@@ -44,8 +44,8 @@ class OrtGraphs(Graphs):
         self.device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._providers = [self._on_our_stream(provider) for provider in providers]
-        names = [p if isinstance(p, str) else p[0] for p in self._providers]
-        self.fingerprint = f"onnxruntime {onnxruntime().__version__} {names} {device}"
+        self._names = [p if isinstance(p, str) else p[0] for p in self._providers]
+        self.fingerprint = f"onnxruntime {onnxruntime().__version__} {self._names} {device}"
         self.captures = any(
             not isinstance(p, str) and str(p[1].get("enable_cuda_graph", "0")) in ("1", "True") for p in self._providers
         )
@@ -78,10 +78,10 @@ class OrtGraphs(Graphs):
                 found = ort.InferenceSession(str(path), options, providers=self._providers)
             except Exception as error:
                 raise BundleError(f"{self._bundle.path / graph.file}: ONNX Runtime can't load it: {error}") from error
-            wanted = self._providers[0] if isinstance(self._providers[0], str) else self._providers[0][0]
-            if wanted not in found.get_providers():
+            unused = [name for name in self._names if name not in found.get_providers()]
+            if unused:  # it goes on without them, on the CPU in the end
                 raise RuntimeUnavailable(
-                    f"ONNX Runtime has {wanted} but can't use it here, only {found.get_providers()}: "
+                    f"ONNX Runtime can't use {', '.join(unused)} here, only {found.get_providers()}: "
                     "is there a GPU, and do its driver, CUDA and cuDNN fit this onnxruntime-gpu?"
                 )
             self._sessions[graph.file] = found
