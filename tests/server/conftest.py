@@ -1,6 +1,7 @@
 """Small real bundles and real servers: uvicorn on a free port, asked over a socket."""
 
 import math
+import signal
 import socket
 import subprocess
 import sys
@@ -226,6 +227,12 @@ def x() -> np.ndarray:
     return np.random.default_rng(5).normal(size=(40, 8)).astype(np.float32)
 
 
+def _hears_everything() -> None:
+    """Tests that were started by nohup would have SIGHUP ignored in all that they start."""
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.fixture
 def offramp_serve() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `offramp serve` with some arguments in a process of its own."""
@@ -238,7 +245,9 @@ def offramp_serve() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         command = [sys.executable, "-m", "offramp.runtime.cli", "serve", *map(str, arguments)]
         if descriptors is not None:
             command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, preexec_fn=_hears_everything
+        )
         started.append(process)
         return process
 

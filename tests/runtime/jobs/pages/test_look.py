@@ -36,9 +36,9 @@ def test_the_pages_of_the_jobs_have_the_look_inside():
 def test_the_servers_pages_load_it_and_say_nothing_of_it_again():
     static = resources.files("offramp.server") / "static"
     own = (static / "offramp.css").read_text(encoding="utf-8")
-    for name in ("live.html", "docs.html"):
+    for name in ("live.html", "docs.html", "try.html"):
         sheets = re.findall(r'rel="stylesheet" href="([^"]+)"', (static / name).read_text(encoding="utf-8"))
-        assert sheets == ["/static/look.css", "/static/offramp.css"]
+        assert sheets == ["static/look.css", "static/offramp.css"]
     tokens = set(re.findall(r"^\s*(--[\w-]+):|; (--[\w-]+):", look(), re.MULTILINE))
     shared = {a or b for a, b in tokens}
     assert {"--ink", "--paper", "--card", "--accent", "--bad"} <= shared
