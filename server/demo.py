@@ -6,6 +6,7 @@ Everything is said in milliseconds and rows a second, measured now, on this mach
 import argparse
 import http.client
 import json
+import signal
 import socket
 import statistics
 import subprocess
@@ -39,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    # As for Ctrl-C: the server is ended and its files go, whoever ends the demo.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     known, others = sample.sentences()
     known = known[:: len(known) // _SENTENCES][:_SENTENCES]
     others = others[:: len(others) // _OTHERS][:_OTHERS]

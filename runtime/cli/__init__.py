@@ -36,7 +36,7 @@ COMMANDS = {
     "serve": ("offramp.server.cli", "serve a bundle over HTTP", "server"),
     "demo": (
         "offramp.server.demo",
-        "serve the bundled digits, send them over HTTP, show what was saved",
+        "serve the bundled intents, send them over HTTP, show what was saved",
         "server",
     ),
     "doctor": ("offramp.runtime.cli.doctor", "say what is installed here, and what this machine has", ""),

@@ -148,9 +148,17 @@ def open_session(
     if use_shared_arena():
         options.add_session_config_entry("session.use_env_allocators", "1")
     try:
-        return ort.InferenceSession(str(path), options, providers=providers)
+        session = ort.InferenceSession(str(path), options, providers=providers)
     except Exception as error:
         raise BundleError(f"{where or path}: ONNX Runtime can't load it: {error}") from error
+    names = [provider[0] if isinstance(provider, tuple) else provider for provider in providers]
+    unused = [name for name in names if name not in session.get_providers()]
+    if unused:  # it goes on without them, on the CPU in the end
+        raise RuntimeUnavailable(
+            f"ONNX Runtime can't use {', '.join(unused)} here, only {session.get_providers()}: "
+            "is there a GPU, and do its driver, CUDA and cuDNN fit this onnxruntime-gpu? Or use device='cpu'."
+        )
+    return session
 
 
 _owners: "WeakSet[Any]" = WeakSet()

@@ -4,7 +4,7 @@ import sys
 from importlib import metadata
 
 import pytest
-from offramp.runtime import InputError, RuntimeUnavailable
+from offramp.runtime import InputError, RuntimeUnavailable, sample
 from offramp.runtime.execution.cpu import session
 
 
@@ -34,3 +34,25 @@ def test_an_unknown_device_and_a_missing_provider_are_named():
 @pytest.mark.parametrize(("version", "can"), [("1.20.1", False), ("1.26.0", False), ("1.27.0", True), ("2.0.0", True)])
 def test_threads_spin_briefly_only_where_the_runtime_knows_how(version, can):
     assert session.can_spin_briefly(version) is can
+
+
+@pytest.mark.parametrize("asked", [["CUDAExecutionProvider", "CPUExecutionProvider"], [("CUDAExecutionProvider", {})]])
+def test_a_provider_that_is_passed_over_in_silence_is_said(monkeypatch, asked):
+    real = session.onnxruntime()
+
+    class OnTheCpu:
+        """ONNX Runtime with a provider that it has and can't use: it goes on with the CPU's."""
+
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def InferenceSession(self, path, options, providers):
+            return real.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    monkeypatch.setattr(session, "onnxruntime", OnTheCpu)
+    file = sample.BUNDLE / "block_0.onnx"
+    with pytest.raises(
+        RuntimeUnavailable, match=r"can't use CUDAExecutionProvider here, only \['CPUExecutionProvider'\]"
+    ):
+        session.open_session(file, threads=1, providers=asked)
+    assert session.open_session(file, threads=1, providers=["CPUExecutionProvider"])
