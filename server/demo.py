@@ -23,8 +23,8 @@ from typing import Any
 
 from offramp.runtime import Cascade, sample
 from offramp.runtime.errors import OfframpError
-from offramp.runtime.execution.cpu.session import available_threads
-from offramp.runtime.jobs.benching.plain import AWAKE, plain_sessions
+from offramp.runtime.execution.cpu.session import AWAKE, available_threads
+from offramp.runtime.jobs.benching.plain import plain_sessions
 from offramp.runtime.points import FULL
 
 POINT = "fast"

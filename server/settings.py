@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from offramp.runtime.errors import InputError
+from offramp.runtime.execution.cpu.session import AWAKE
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -37,7 +38,7 @@ class Settings(BaseSettings):
     operating_point: str = Field("full", description="operating point of requests that name none")
     device: str = Field("cpu", description="where blocks run: cpu, cuda, cuda:N or torch:cuda")
     threads: int | None = Field(None, ge=1, description="threads a block runs on; default: the CPUs there are")
-    spin_us: int = Field(20, ge=0, le=1_000_000, description="microseconds that threads wait awake for more work")
+    spin_us: int = Field(AWAKE, ge=0, le=1_000_000, description="microseconds that threads wait awake for more work")
     lanes: int = Field(1, ge=1, le=64, description="requests that run at the same time, sharing those threads")
     max_rows_per_request: int = Field(16_384, ge=1, description="rows in one request; more is 413")
     max_queued_rows: int = Field(65_536, ge=1, description="rows that may wait in all; more is 429")

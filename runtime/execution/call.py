@@ -18,6 +18,9 @@ from offramp.runtime.predictions import Predictions
 Again = Callable[[str], Any]
 """How to get what wasn't fetched: "probabilities" or "routing"."""
 
+AgainOf = Callable[[Mapping[str, Any], str], Any]
+"""As `Again`, of which inputs."""
+
 
 def go_on(stop: Callable[[], bool] | None) -> None:
     """Raises Stopped if nobody wants the answer any more."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.bundle import Block, Bundle, Segment
 from offramp.runtime.errors import InputError, RuntimeUnavailable
-from offramp.runtime.execution.call import Again, Call
+from offramp.runtime.execution.call import Again, AgainOf, Call
 from offramp.runtime.execution.cpu.executor import CpuExecutor
 from offramp.runtime.execution.cpu.session import available_threads, check_spin, check_threads, resolve_providers
 from offramp.runtime.execution.route import Route
@@ -55,7 +55,7 @@ class Executor(Protocol):
         """
 
     def prepare(
-        self, route: Route, limit: int, again: Callable[[Mapping[str, Any], str], Any]
+        self, route: Route, limit: int, again: AgainOf
     ) -> Callable[[Mapping[str, Any], Callable[[], bool] | None], Predictions | None] | None:
         """The short way for a route that one graph answers: unchecked inputs, and whether to stop, to answers that
         fetch nothing more.

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.bundle import CASCADE_OUTPUTS, GATE_INPUTS, Block, Bundle, Segment
 from offramp.runtime.errors import InputError
-from offramp.runtime.execution.call import Again, Call
+from offramp.runtime.execution.call import Again, AgainOf, Call
 from offramp.runtime.execution.cpu.blocks import Blocks
-from offramp.runtime.execution.cpu.one_graph import AgainOf, answer_cascade_graph
+from offramp.runtime.execution.cpu.one_graph import answer_cascade_graph
 from offramp.runtime.execution.cpu.prepared import Prepared
 from offramp.runtime.execution.cpu.session import CPU, Sessions
 from offramp.runtime.execution.cpu.survivors import Scratch, gather_rows

@@ -11,16 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.execution.answers import Ids
-from offramp.runtime.execution.call import Again, Call
+from offramp.runtime.execution.call import Again, AgainOf, Call
 from offramp.runtime.execution.route import Route
 from offramp.runtime.gate import Decision
 from offramp.runtime.predictions import Predictions
 
 RunCascade = Callable[[Mapping[str, Any]], Sequence[Any]]
 """Runs the graph on checked inputs; gives its CASCADE_OUTPUTS, the logits only if the call needs them."""
-
-AgainOf = Callable[[Mapping[str, Any], str], Any]
-"""As `Again`, of which inputs."""
 
 
 def answer_cascade_graph(call: Call, run: RunCascade, again: Again) -> Predictions:
@@ -85,7 +82,7 @@ class LookedAlone(_Made):
     @cached_property
     def _decision(self) -> Decision:
         label, score, left, logits = _by_kind(self._route, self._made)
-        aux = {"logits": logits} if logits is not None and self._route.needs_logits else None
+        aux = None if logits is None else {"logits": logits}
         decision = self._route.gate.decide(left.item(), label, score, aux)
         assert decision.anyone, "the graph and the gate disagree on who leaves"
         return decision

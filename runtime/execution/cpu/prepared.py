@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from offramp.runtime.execution.call import go_on
+from offramp.runtime.execution.call import AgainOf, go_on
 from offramp.runtime.execution.cpu.one_graph import Looked, LookedAlone
 from offramp.runtime.execution.cpu.session import RunSession
 from offramp.runtime.execution.route import Route
@@ -31,7 +31,7 @@ class Prepared:
         *,
         takes: Sequence[str],
         limit: int,
-        again: Callable[[Mapping[str, Any], str], Any],
+        again: AgainOf,
     ) -> None:
         """sessions: those that are open, the graph's `file` among them or not. outputs: to fetch.
 

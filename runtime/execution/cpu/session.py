@@ -36,6 +36,8 @@ _PROVIDERS = {"cpu": CPU, "cuda": ["CUDAExecutionProvider", *CPU]}
 # 20 and 100 microseconds measured alike, 300 already gets in the way of the next session.
 _SPIN_IN_A_CHAIN = 50
 _MOST_SPIN = 1_000_000
+AWAKE = 20
+"""Microseconds that threads of a whole graph wait awake where one batch follows on the other: more gains nothing."""
 
 _arena_lock = threading.Lock()
 _arena_process: int | None = None

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from offramp.runtime.bundle import GATE_INPUTS, Block, Bundle, Segment
 from offramp.runtime.errors import InputError, RuntimeUnavailable
-from offramp.runtime.execution.call import Again, Call
+from offramp.runtime.execution.call import Again, AgainOf, Call
 from offramp.runtime.execution.calls import Calls
 from offramp.runtime.execution.device.buckets import buckets
 from offramp.runtime.execution.device.flow import Flow
@@ -57,7 +57,7 @@ class DeviceExecutor:
     def held(self) -> AbstractContextManager[None]:
         return self._calls.held()
 
-    def prepare(self, route: Route, limit: int, again: Any) -> None:
+    def prepare(self, route: Route, limit: int, again: AgainOf) -> None:
         return None
 
     def _constant(self, values: NDArray[np.float32]) -> torch.Tensor:

@@ -12,9 +12,9 @@ from offramp.runtime.arrays import Floats
 from offramp.runtime.arrays.cores import usable_cores
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
-from offramp.runtime.execution.cpu.session import available_threads, check_threads
+from offramp.runtime.execution.cpu.session import AWAKE, available_threads, check_threads
 from offramp.runtime.jobs.benching.answers import answers
-from offramp.runtime.jobs.benching.plain import AWAKE, Run, plain_sessions
+from offramp.runtime.jobs.benching.plain import Run, plain_sessions
 from offramp.runtime.jobs.benching.rows import Picked, pick, units
 from offramp.runtime.jobs.benching.turns import Middle, middle, take_turns
 from offramp.runtime.jobs.benching.verdict import Measured, Mode, Verdict, judge, ranked

@@ -5,11 +5,8 @@ from typing import Any
 
 import numpy as np
 from offramp.runtime.bundle import GATE_INPUTS, Bundle
-from offramp.runtime.execution.cpu.session import CPU, onnxruntime, open_session
+from offramp.runtime.execution.cpu.session import AWAKE, CPU, onnxruntime, open_session
 from offramp.runtime.execution.stages import plan
-
-AWAKE = 20
-"""Microseconds that threads wait awake where one batch follows on the other: more gains nothing."""
 
 Run = Callable[[Mapping[str, Any]], object]
 
