@@ -10,14 +10,16 @@ from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
 from offramp.server import metrics, operating_points, pages
 from offramp.server.dataplane import DataPlane
+from offramp.server.decoding.decoders import Decoders
 from offramp.server.engine import DirectEngine
-from offramp.server.errors import add_error_handlers
 from offramp.server.memory import Memory
 from offramp.server.protocols import inference, predict
+from offramp.server.protocols.error_responses import add_error_handlers
 from offramp.server.protocols.head import Heads
 from offramp.server.protocols.names import Names, check_names
 from offramp.server.protocols.openapi import add_schemas
 from offramp.server.protocols.raw import RawRows
+from offramp.server.protocols.reading import Limits
 from offramp.server.request_id import RequestIds
 from offramp.server.settings import Settings
 
@@ -42,12 +44,15 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
     engine = DirectEngine(points, counters, lanes=settings.lanes, max_queued_rows=settings.max_queued_rows)
     memory = Memory(settings.max_bytes_in_flight)
     raw = RawRows(cascade, settings.max_decoded_bytes)
-    plane = DataPlane(cascade.manifest, points, engine, counters, settings, memory, raw)
+    limits = Limits(settings.max_decoded_bytes, settings.row_limit)
+    decoders = Decoders(cascade.manifest, limits, settings.max_body_bytes)
+    plane = DataPlane(cascade.manifest, points, engine, counters, settings, memory, raw, limits, decoders)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await engine.close(settings.drain_timeout)
+        decoders.close()
         counters.close()
         if not given:
             cascade.close()
@@ -60,6 +65,7 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
         docs_url=None,
         redoc_url=None,
     )
+    app.state.decoders = decoders
     app.state.engine = engine
     app.state.memory = memory
     app.state.metrics = counters

@@ -1,31 +1,21 @@
-"""Request bodies: read up to a limit, unpacked up to the same limit, decoded as JSON whatever their type says.
-
-The Content-Type isn't looked at: common inference clients send JSON without one.
-"""
+"""Request bodies: read up to a limit, unpacked up to the same limit."""
 
 import asyncio
 import functools
-import gc
-import re
-import threading
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
-import msgspec
 from offramp.runtime.errors import InputError
 from offramp.server.errors import ClientGone, DeadlinePassed, TooLarge
 from offramp.server.memory import Hold
 from offramp.server.patience import Patience
+from offramp.server.protocols.json_body import INLINE_BYTES, Body, Holds
 from starlette.requests import ClientDisconnect, Request
 
 T = TypeVar("T")
-# Decoding this many bytes takes about half a millisecond; more than that isn't done on the event loop.
-INLINE_BYTES = 32 * 2**10
 # Of a body that is too large this many limits' worth is still read and dropped: a client that is cut off
 # while it sends never sees the answer that says why.
 _DRAIN = 4
@@ -33,24 +23,9 @@ _DRAIN = 4
 # 64 KiB, and an empty one takes 20 bytes.
 _PIECE, _MEMBERS = 16 * 2**10, 4096
 _MADE_AT_ONCE = 4 * 2**20  # a thousandfold packed piece makes 16 MiB
-# Bytes of a float in a list, of a list, of an object with a key, of a string beside a number by its two quotes.
-_NUMBER, _LIST, _OBJECT, _QUOTE = 40, 96, 256, 24
-_BEYOND_UCS2 = [bytes([first]) for first in range(0xF0, 0xF5)] + [b"\\ud", b"\\uD"]
 # Decoding takes memory of its own: more at a time would only do it more often.
 _few = ThreadPoolExecutor(2, thread_name_prefix="offramp-body")
-_holding_up = threading.Lock()
-_TURN = 0.001  # seconds: any wait at all lets another thread have Python's lock
 _WINDOW_BITS = {"gzip": (31,), "x-gzip": (31,), "deflate": (15, -15)}  # "deflate" is zlib, but some send it raw
-
-
-@dataclass(frozen=True)
-class Body:
-    """A whole body. held: what its request holds of the server's memory. patience: how long it is worked on."""
-
-    data: bytearray
-    encoding: str
-    held: Hold
-    patience: Patience
 
 
 async def read_body(request: Request, limit: int, timeout: float, held: Hold) -> Body:
@@ -106,7 +81,7 @@ def _too_large(limit: int) -> TooLarge:
 
 
 def unpack(
-    packed: bytes | bytearray, encoding: str, limit: int, held: Hold | None = None, patience: Patience | None = None
+    packed: bytes | bytearray, encoding: str, limit: int, held: Holds | None = None, patience: Patience | None = None
 ) -> bytearray:
     """A gzip or deflate body, unpacked; never more than a little over `limit` bytes are made.
 
@@ -155,79 +130,3 @@ def _unpack(packed: bytes | bytearray, bits: int, limit: int) -> Iterator[bytes]
 async def off_loop(size: float, work: Callable[[], T]) -> T:
     """Do it here if it is small, in a thread if it would hold up the event loop."""
     return work() if size <= INLINE_BYTES else await asyncio.get_running_loop().run_in_executor(_few, work)
-
-
-def decode(body: Body, kind: type[T], limit: int) -> T:
-    """A JSON body as a struct. Raises InputError naming the field, or the place in the body.
-
-    limit: bytes that its values may take; TooLarge is raised for more before any is made.
-    """
-    body.patience.check()  # it may have waited for its thread
-    data = body.data
-    size = decoded_bytes(data)
-    if size > limit:
-        raise TooLarge(
-            f"the request body would take about {size} bytes once decoded, this server allows {limit}. "
-            "Send fewer rows at a time."
-        )
-    body.held.set(len(data) + size)
-    try:
-        with one_at_a_time() if len(data) > INLINE_BYTES else nullcontext():
-            made = msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise InputError(f"request body: {error}.") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"request body: {error}{_hint(data, str(error))}.") from error
-    except RecursionError as error:
-        raise InputError("request body: nested too deeply.") from error
-    body.patience.check()
-    return made
-
-
-@contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """For what holds Python's lock all along: the event loop gets its turn before the next one begins.
-
-    The garbage collector waits, too: it would go through a million lists again and again while they are made, which
-    took three quarters of the time.
-    """
-    with _holding_up:
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if collects:
-                gc.enable()
-            time.sleep(_TURN)
-
-
-def decoded_bytes(body: bytes | bytearray) -> int:
-    """About what a JSON body's values take as Python objects, from above: "[{},{}]" takes twenty times its bytes.
-
-    What stands inside strings counts as if it were structure; inputs are numbers.
-    """
-    commas = body.count(b",")
-    values = _NUMBER * commas + _LIST * body.count(b"[") + _OBJECT * body.count(b"{") + _QUOTE * body.count(b'"')
-    width, short = _characters(body)
-    return values + width * max(0, len(body) - short * commas)
-
-
-def _characters(body: bytes | bytearray) -> tuple[int, int]:
-    """Bytes that a character of a string takes at most, and so many before each comma are reckoned already.
-
-    A string's widest character decides: one emoji makes a long text four times as long.
-    """
-    if body.isascii() and b"\\u" not in body:
-        return 1, 24
-    return (4 if any(wide in body for wide in _BEYOND_UCS2) else 2), 4
-
-
-def _hint(body: bytes | bytearray, message: str) -> str:
-    """For a NaN or Infinity: many JSON writers let them out, and "invalid character" doesn't say it."""
-    place = re.search(r"\(byte (\d+)\)", message)
-    if place is None:
-        return ""
-    byte = int(place[1])
-    found: Any = re.search(rb"-?(NaN|Infinity|Inf)", body[max(0, byte - 1) : byte + 9], re.IGNORECASE)
-    return f": JSON has no {found[1].decode()}, expected finite numbers" if found else ""

@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from offramp.runtime.bundle import Manifest
-from offramp.runtime.errors import InputError
-from offramp.server.body import Body, off_loop, read_body, unpacked
+from offramp.server.body import off_loop, read_body, unpacked
+from offramp.server.decoding.decoders import Decoders
 from offramp.server.engine import Engine
 from offramp.server.errors import ClientGone, TooLarge, outcome
 from offramp.server.memory import Hold, Memory
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
+from offramp.server.patience import Patience
+from offramp.server.protocols.json_body import Body
 from offramp.server.protocols.raw import RawRows
+from offramp.server.protocols.reading import READERS, Asked, Limits
 from offramp.server.query import Answer, Query
 from offramp.server.settings import Settings
 from starlette.requests import Request
@@ -23,10 +26,12 @@ from starlette.responses import Response
 
 _ROW_BYTES, _NUMBER_BYTES = 128, 20  # about what a row of an answer, and a probability in it, are when encoded
 _NUMBER_MEMORY = 40  # and what that probability takes on its way there
-_LONGEST = 1e15  # thirty million years, or thirty in microseconds
+# Bodies from this size on are decoded in a process of their own: half as many bytes of numbers hold Python's lock for
+# two milliseconds, and a piece of work that size costs a tenth more by the way there and back.
+DECODED_APART = 256 * 2**10
 T = TypeVar("T")
 Encode = Callable[[Answer], bytes]
-Decode = Callable[[Body], tuple[Query, Encode]]
+Finish = Callable[[Asked, Patience], tuple[Query, Encode]]
 
 
 @dataclass(frozen=True)
@@ -40,18 +45,20 @@ class DataPlane:
     settings: Settings
     memory: Memory
     raw: RawRows
+    limits: Limits
+    decoders: Decoders
 
-    async def answer(self, request: Request, decode: Decode) -> Response:
+    async def answer(self, request: Request, kind: str, finish: Finish) -> Response:
         """Answer a request.
 
-        decode: from the body to a query, and the encoder for its answer. Counts the request whichever way
-        it ends. Raises InputError and ServerError, which the app turns into responses.
+        kind: of body, one of READERS. finish: from what it asks to a query, and the encoder for its answer. Counts the
+        request whichever way it ends. Raises InputError and ServerError, which the app turns into responses.
         """
         started = time.perf_counter()
         try:
             with Hold(self.memory) as held:
                 body = await read_body(request, self.settings.max_body_bytes, self.settings.timeout, held)
-                answer, query, payload = await _unless_disconnected(request, self._work(body, decode))
+                answer, query, payload = await _unless_disconnected(request, self._work(body, kind, finish))
         except BaseException as error:
             # A cancelled handler is a server that is being stopped by force, or a client that left.
             self.metrics.ended("cancelled" if isinstance(error, asyncio.CancelledError) else outcome(error))
@@ -59,13 +66,17 @@ class DataPlane:
         self.metrics.answered(answer, query.operating_point, time.perf_counter() - started)
         return Response(payload, media_type="application/json")
 
-    async def _work(self, body: Body, decode: Decode) -> tuple[Answer, Query, bytes]:
+    async def _work(self, body: Body, kind: str, finish: Finish) -> tuple[Answer, Query, bytes]:
         """All that is done for a body that is there; its patience is looked at before and within each part."""
         async with body.patience:
             body = await unpacked(body, self.settings.max_body_bytes)
-            # A small body may hold a picture that takes a second to unpack.
-            size = math.inf if self.raw.kind == "image" else len(body.data)
-            query, encode = await off_loop(size, lambda: decode(body))
+            if len(body.data) >= DECODED_APART:
+                asked = await self.decoders.read(kind, body)
+                query, encode = await off_loop(math.inf if asked.raw else 0, lambda: finish(asked, body.patience))
+            else:
+                # A small body may hold a picture that takes a second to unpack.
+                size = math.inf if self.raw.kind == "image" else len(body.data)
+                query, encode = await off_loop(size, lambda: self._read(body, kind, finish))
             body.data.clear()
             body.held.set(query.bytes + self._answer_bytes(query))
             body.patience.allow(self.settings.timeout if query.timeout is None else query.timeout)
@@ -84,21 +95,24 @@ class DataPlane:
             )
         return query.rows * (_ROW_BYTES + numbers * _NUMBER_BYTES)
 
-    def check_rows(self, rows: int) -> None:
-        """Raises TooLarge for more rows than one request may have."""
-        if rows > self.settings.row_limit:
-            raise TooLarge(
-                f"the request has {rows} rows, this server takes {self.settings.row_limit} at a time. Send it in parts."
-            )
+    def _read(self, body: Body, kind: str, finish: Finish) -> tuple[Query, Encode]:
+        return finish(READERS[kind](body, self.manifest, self.limits), body.patience)
 
-
-def check_timeout(seconds: float | None, field: str = "timeout") -> float | None:
-    """A timeout as a request says it, None if it doesn't. Longer ones than a clock can count are the longest."""
-    if seconds is None:
-        return None
-    if not seconds > 0:
-        raise InputError(f"{field} is {max(seconds, -_LONGEST):g}, expected more than 0.")
-    return min(seconds, _LONGEST)
+    def query(self, asked: Asked, patience: Patience) -> Query:
+        """The query that a request asks for. Raises InputError for fields that don't fit this model."""
+        fields, groups = asked.fields, asked.groups
+        name, max_exit = self.points.choose(fields.operating_point, fields.max_exit)
+        if asked.raw is not None:
+            groups = self.raw.groups(asked.raw.values, asked.raw.where, patience)
+        return Query(
+            groups=groups,
+            rows=asked.rows,
+            operating_point=name,
+            max_exit=max_exit,
+            probabilities=fields.probabilities,
+            timeout=fields.timeout,
+            priority=fields.priority,
+        )
 
 
 async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:

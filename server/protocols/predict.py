@@ -4,32 +4,14 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter
-from offramp.server.body import Body
-from offramp.server.body import decode as decode_json
-from offramp.server.dataplane import DataPlane, Encode, check_timeout
+from offramp.server.dataplane import DataPlane, Encode
 from offramp.server.patience import Patience
 from offramp.server.protocols.openapi import documented, example_row
-from offramp.server.protocols.tensors import groups_of_instances
-from offramp.server.query import Answer, Group, Query
+from offramp.server.protocols.reading import Asked, PredictRequest
+from offramp.server.query import Answer, Query
 from offramp.server.request_id import id_of
 from starlette.requests import Request
 from starlette.responses import Response
-
-
-class PredictRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Rows to classify, and how.
-
-    instances: one a row; an object with the model's inputs by name, or the bare value of a single input. If the bundle
-    has preprocessing, a row may also be a text ("…" or {"text": "…"}), or a PNG or JPEG file in base64 ("…" or
-    {"b64": "…"}). Rows may differ in length. max_exit: the last exit a row may leave from. timeout: seconds, then 503.
-    probabilities: answer with every class's probability. What isn't required may also be null.
-    """
-
-    instances: list[Any]
-    operating_point: str | None = None
-    max_exit: int | None = None
-    timeout: float | None = None
-    probabilities: bool | None = None
 
 
 class Prediction(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -64,31 +46,16 @@ SCHEMAS = (PredictRequest, PredictResponse)
 
 def routes(plane: DataPlane) -> APIRouter:
     router = APIRouter(tags=["predict"])
-    manifest, points, raw = plane.manifest, plane.points, plane.raw
+    manifest, points = plane.manifest, plane.points
 
     row: Any = {given.name: example_row(given) for given in manifest.inputs}
-    if raw.kind == "text":
+    if plane.raw.kind == "text":
         row = "a text"
     example = {"instances": [row], "operating_point": points.default}
 
-    def groups(instances: list[Any], patience: Patience) -> tuple[Group, ...]:
-        return (
-            raw.of_instances(instances, patience) if raw.meant(instances) else groups_of_instances(instances, manifest)
-        )
-
-    def decode(received: Body, request_id: str) -> tuple[Query, Encode]:
-        asked = decode_json(received, PredictRequest, plane.settings.max_decoded_bytes)
-        plane.check_rows(len(asked.instances))
-        name, max_exit = points.choose(asked.operating_point, asked.max_exit)
-        query = Query(
-            groups=groups(asked.instances, received.patience),
-            rows=len(asked.instances),
-            operating_point=name,
-            max_exit=max_exit,
-            probabilities=bool(asked.probabilities),
-            timeout=check_timeout(asked.timeout),
-        )
-        return query, lambda answer: encode(query, answer, request_id)
+    def query(asked: Asked, patience: Patience, request_id: str) -> tuple[Query, Encode]:
+        made = plane.query(asked, patience)
+        return made, lambda answer: encode(made, answer, request_id)
 
     def encode(query: Query, answer: Answer, request_id: str) -> bytes:
         classes, exits = manifest.classes, points.exits
@@ -123,6 +90,6 @@ def routes(plane: DataPlane) -> APIRouter:
     @router.post("/v1/predict", **documented(PredictRequest, PredictResponse, example))
     async def predict(request: Request) -> Response:
         """Classify rows. Each leaves at the first exit that is sure enough at the operating point."""
-        return await plane.answer(request, lambda received: decode(received, id_of(request)))
+        return await plane.answer(request, "predict", lambda asked, patience: query(asked, patience, id_of(request)))
 
     return router

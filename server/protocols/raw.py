@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from offramp.runtime.bundle import Manifest
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError, RuntimeUnavailable
 from offramp.runtime.inputs import check_inputs
@@ -16,27 +17,13 @@ from offramp.server.patience import Patience
 from offramp.server.query import Group
 
 
-class RawRows:
+class RawValues:
     """What a bundle takes beside arrays. kind: "text", "image", or None where the manifest says nothing of it."""
 
-    def __init__(self, cascade: Cascade, limit: int) -> None:
-        """limit: bytes that one request's pictures may take as numbers."""
-        self._limit = limit
-        spec = cascade.manifest.preprocess
+    def __init__(self, manifest: Manifest) -> None:
+        spec = manifest.preprocess
         self.kind = None if spec is None else "text" if isinstance(spec, Text) else "image"
-        # The largest of a picture's dtypes is float64.
-        self._picture_bytes = 8 * math.prod(spec.shape) if isinstance(spec, Image) else 0
-        self._cascade = cascade
-        self._names = {given.name for given in cascade.manifest.inputs}
-
-    def _check_pictures(self, count: int) -> None:
-        """A file of a hundred bytes may be a picture of any size, so their bytes say nothing about it."""
-        size = count * self._picture_bytes
-        if size > self._limit:
-            raise TooLarge(
-                f"{count} pictures take {size} bytes as numbers, this server allows {self._limit}. "
-                "Send fewer at a time."
-            )
+        self._names = {given.name for given in manifest.inputs}
 
     def meant(self, instances: Sequence[Any]) -> bool:
         """Whether the instances of a /v1/predict request are raw rows rather than arrays: the first tells."""
@@ -50,13 +37,35 @@ class RawRows:
                 return value
         return instance if isinstance(instance, str) else None
 
-    def of_instances(self, instances: Sequence[Any], patience: Patience) -> tuple[Group, ...]:
-        """The rows of a /v1/predict request, those of one length together. Raises InputError naming the instance."""
+    def of_instances(self, instances: Sequence[Any]) -> list[str]:
+        """The texts, or pictures in base64, of a /v1/predict request. Raises InputError naming the instance."""
         found = [self._value(instance) for instance in instances]
         for k, value in enumerate(found):
             if value is None:
                 raise InputError(f"instances[{k}] isn't a raw row as instances[0] is: send one kind of them.")
-        return self.groups([value for value in found if value is not None], "instances", patience)
+        return [value for value in found if value is not None]
+
+
+class RawRows:
+    """Raw rows as the model's inputs."""
+
+    def __init__(self, cascade: Cascade, limit: int) -> None:
+        """limit: bytes that one request's pictures may take as numbers."""
+        self._limit = limit
+        spec = cascade.manifest.preprocess
+        self.kind = RawValues(cascade.manifest).kind
+        # The largest of a picture's dtypes is float64.
+        self._picture_bytes = 8 * math.prod(spec.shape) if isinstance(spec, Image) else 0
+        self._cascade = cascade
+
+    def _check_pictures(self, count: int) -> None:
+        """A file of a hundred bytes may be a picture of any size, so their bytes say nothing about it."""
+        size = count * self._picture_bytes
+        if size > self._limit:
+            raise TooLarge(
+                f"{count} pictures take {size} bytes as numbers, this server allows {self._limit}. "
+                "Send fewer at a time."
+            )
 
     def groups(self, values: Sequence[str], where: str, patience: Patience) -> tuple[Group, ...]:
         """Texts, or pictures in base64, as the model's inputs. where: the field they came in, for messages.

@@ -9,11 +9,12 @@ import zlib
 import msgspec
 import pytest
 from offramp.runtime.errors import InputError
-from offramp.server.body import Body, decode, decoded_bytes, unpack
+from offramp.server.body import unpack
 from offramp.server.errors import DeadlinePassed, QueueFull, TooLarge
 from offramp.server.memory import Hold, Memory
 from offramp.server.patience import Patience
-from offramp.server.protocols.predict import PredictRequest
+from offramp.server.protocols.json_body import Body, decode, decoded_bytes
+from offramp.server.protocols.reading import PredictRequest
 
 GOOD = json.dumps({"instances": [[0.5] * 8]}).encode()
 
