@@ -89,12 +89,7 @@ class Clients:
         used = self._pipes[: len(orders)]
         for pipe, order in zip(used, orders, strict=True):
             _order(pipe, order)
-        tallies: list[Tally] = []
-        for pipe in used:
-            try:
-                tallies.append(pipe.recv())
-            except (EOFError, OSError) as error:
-                raise OfframpError("a client process ended before it had measured anything.") from error
+        tallies: list[Tally] = [_answer(pipe) for pipe in used]
         outcomes: Counter[str] = Counter()
         for tally in tallies:
             outcomes.update(tally.outcomes)
@@ -114,6 +109,13 @@ def _order(pipe: Pipe, order: tuple[Any, ...]) -> None:
         raise OfframpError("a client process ended before it had measured anything.") from error
 
 
+def _answer(pipe: Pipe) -> Any:
+    try:
+        return pipe.recv()
+    except (EOFError, OSError) as error:
+        raise OfframpError("a client process ended before it had measured anything.") from error
+
+
 @contextmanager
 def clients(count: int | None = None) -> Iterator[Clients]:
     """So many client processes, by default what the machine suits; they are ended in any case."""
@@ -128,6 +130,8 @@ def clients(count: int | None = None) -> Iterator[Clients]:
             there.close()
             started.append(process)
             pipes.append(here)
+        for pipe in pipes:  # one that is still importing would begin late
+            _answer(pipe)
         yield Clients(pipes)
     finally:
         for pipe in pipes:
@@ -142,6 +146,7 @@ def _work(pipe: Pipe) -> None:
     requests: dict[str, list[bytes]] = {}
     address: Address | None = None
     with suppress(EOFError, OSError):
+        pipe.send("ready")
         while True:
             kind, *order = pipe.recv()
             if kind == "requests":
