@@ -7,16 +7,10 @@ import argparse
 import http.client
 import json
 import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,11 +20,11 @@ from offramp.runtime.errors import OfframpError
 from offramp.runtime.execution.cpu.session import AWAKE, available_threads
 from offramp.runtime.jobs.benching.plain import plain_sessions
 from offramp.runtime.points import FULL
+from offramp.server.load.serving import serving
 
 POINT = "fast"
 _TOGETHER = 64  # sentences a request
 _SENTENCES, _OTHERS, _ALONE = 2240, 500, 200  # of each kind, so that it takes some ten seconds
-_PATIENCE = 60.0  # seconds for the server to come up
 _WIDTH = 40  # of a bar
 
 
@@ -51,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
             print(_about(cascade), flush=True)
             alone = _in_the_program(cascade, [text for text, _ in known[:_ALONE]])
             promised = _promised(cascade)
-        with _server(bundle, args.port) as address:
+        with serving(bundle, port=args.port, options=["--operating-point", POINT]) as address:
             print(
                 f"serving it; sending {len(known):,} held-out sentences over HTTP, {_TOGETHER} a request and singly, "
                 f"and {len(others)} that ask for none of these intents …\n",
@@ -107,48 +101,6 @@ def _in_the_program(cascade: Cascade, texts: list[str]) -> dict[str, list[float]
             spent[name].append((time.perf_counter() - started) * 1e3)
     best = min((name for name in runs if name != "offramp"), key=lambda name: statistics.median(spent[name]))
     return {"plain": spent[best], "offramp": spent["offramp"]}
-
-
-@contextmanager
-def _server(bundle: Path, port: int) -> Iterator[str]:
-    """`offramp serve` in a process of its own, ready to answer."""
-    port = _free_port(port)
-    command = [sys.executable, "-m", "offramp.runtime.cli", "serve", str(bundle)]
-    command += ["--port", str(port), "--operating-point", POINT]
-    address = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            if process.poll() is not None:
-                said = (process.stderr.read() if process.stderr else "").strip()
-                raise OfframpError(f"the server stopped at once: {said or f'exit code {process.returncode}'}")
-            try:
-                urllib.request.urlopen(f"{address}/v2/health/ready", timeout=1).close()
-                break
-            except (urllib.error.URLError, ConnectionError, TimeoutError):
-                if time.monotonic() > deadline:
-                    raise OfframpError(f"the server wasn't ready within {_PATIENCE:.0f} s.") from None
-                time.sleep(0.05)
-        yield address
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _free_port(port: int) -> int:
-    """The port, if nobody has it, or any free one for 0: another server's answers must not be taken for ours."""
-    with socket.socket() as probe:
-        try:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-        except (OSError, OverflowError) as error:
-            raise OfframpError(f"port {port}: {getattr(error, 'strerror', None) or error}.") from error
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -44,6 +44,8 @@ class OperatingPoints:
             "version": manifest.version,
             "operating_point": self.default,
             "exits": self.exits,
+            "classes": manifest.classes,
+            "raw_rows": None if manifest.preprocess is None else type(manifest.preprocess).__name__.lower(),
             "operating_points": {
                 name: {
                     "thresholds": [encode_number(t) for t in point.thresholds],

@@ -1,46 +1,91 @@
 """offramp bench"""
 
 import argparse
+import importlib
+import signal
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
-from offramp.runtime.cli.options import DATA, add_json, add_nonfinite, add_points, write_json
+from offramp.runtime.cli.options import DATA, add_json, add_nonfinite, add_points, seed, write_json
 from offramp.runtime.cli.progress import bar
+from offramp.runtime.errors import InputError, how_to_install
 from offramp.runtime.files import write_atomically
 from offramp.runtime.jobs.benching.bench import PACE, SECONDS, bench, document
 from offramp.runtime.jobs.benching.describe import describe
 from offramp.runtime.jobs.benching.page import page
 
+# What goes with a server only, and what without one only, as argparse names them.
+_LOADED = ("connections", "rate", "trace", "rows", "turns", "client", "processes", "seed")
+_PLAIN = ("pace", "html")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "It runs on the CPU. Exit codes: 0, whether it pays or not; 2 bad input."
-    parser.add_argument("bundle", type=Path)
+    parser.epilog = (
+        "In the program it asks whether leaving early pays, on the CPU. With a server's address, or --load, it sends "
+        "requests over HTTP: offramp bench http://127.0.0.1:8000 test.npz --rate 70%%. "
+        "Exit codes: 0, whether it pays or not; 2 bad input."
+    )
+    parser.add_argument("bundle", metavar="BUNDLE|URL", help="a bundle's folder, or a running server: http://host:port")
     parser.add_argument("data", type=Path, help=DATA)
     add_points(parser)
     parser.add_argument("--threads", type=int, help="threads of every session (default: what the machine allows)")
     parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help=f"about how long it may take (default: {SECONDS:g})"
+        "--seconds",
+        type=float,
+        help=f"about how long it may take (default: {SECONDS:g}); of a server: each measurement (default: 5)",
     )
     parser.add_argument(
         "--pace",
         type=float,
-        default=PACE,
         metavar="MS",
         help=f"milliseconds between single rows that come one by one (default: {PACE:g})",
     )
     add_json(parser)
     parser.add_argument("--html", type=Path, help="also write a page with the figures")
     add_nonfinite(parser)
+    _add_load(parser.add_argument_group("load on a server"))
+
+
+def _add_load(group: Any) -> None:
+    group.add_argument("--load", action="store_true", help="serve the bundle in a process of its own, and ask that")
+    group.add_argument(
+        "--connections",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="closed loop: so many connections, each asks again once it is answered (default: 16 64)",
+    )
+    group.add_argument(
+        "--rate",
+        nargs="+",
+        action="extend",
+        metavar="R",
+        help="open loop: so many requests a second at random, or 70%% of what the closed loop carried at full",
+    )
+    group.add_argument("--trace", metavar="FILE", help="open loop: recorded arrivals, one a line, in seconds")
+    group.add_argument("--rows", type=int, help="rows a request (default: 1)")
+    group.add_argument("--turns", type=int, help="measurements of each point (default: 3)")
+    group.add_argument(
+        "--client", help="of the closed loop: wrk, oha, own (default: auto, the first of them that is here)"
+    )
+    group.add_argument("--processes", type=int, help="of offramp's own client (default: a quarter of the cores)")
+    group.add_argument("--seed", type=seed, help="of the rows and arrivals (default: 0)")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.load or "://" in args.bundle:
+        return _under_load(args)
+    _refuse(args, _LOADED, "goes with a server's address, or --load")
     with bar("benching, seconds") as progress:
         found = bench(
             args.bundle,
             args.data,
             points=args.operating_point,
             threads=args.threads,
-            seconds=args.seconds,
-            pace=args.pace,
+            seconds=SECONDS if args.seconds is None else args.seconds,
+            pace=PACE if args.pace is None else args.pace,
             allow_nonfinite=args.allow_nonfinite,
             progress=progress,
         )
@@ -49,3 +94,57 @@ def run(args: argparse.Namespace) -> int:
     if not write_json(args.json, document(found)):
         print(describe(found))
     return 0
+
+
+def _refuse(args: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if getattr(args, name):
+            raise InputError(f"--{name} {why}.")
+
+
+def _under_load(args: argparse.Namespace) -> int:
+    """The server's room isn't below this one, and it needs FastAPI: it is imported only now."""
+    url = "://" in args.bundle
+    _refuse(args, (*_PLAIN, "allow_nonfinite"), "doesn't go with a server")
+    if url:
+        _refuse(args, ("load", "threads"), "goes with a bundle, and this is a server's address")
+    try:
+        serving, job, arrivals, text = (
+            importlib.import_module(f"offramp.server.load.{name}")
+            for name in ("serving", "bench", "arrivals", "describe")
+        )
+    except ModuleNotFoundError as error:
+        raise InputError(f"load on a server needs {error.name}. {how_to_install('server')}") from error
+    loads = _loads(args, job, arrivals)
+    given = {
+        name: getattr(args, name)
+        for name in ("seconds", "rows", "turns", "client", "processes", "seed")
+        if getattr(args, name) is not None
+    }
+    # As for Ctrl-C: the server and the clients are ended, whoever ends this.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    threads = [] if args.threads is None else ["--threads", str(args.threads)]
+    server: AbstractContextManager[str] = (
+        nullcontext(args.bundle) if url else serving.serving(args.bundle, options=threads)
+    )
+    with server as address, bar("measurements") as progress:
+        found = job.load_bench(address, args.data, points=args.operating_point, loads=loads, progress=progress, **given)
+    if not write_json(args.json, job.document(found)):
+        print(text.describe(found))
+    return 0
+
+
+def _loads(args: argparse.Namespace, job: Any, arrivals: Any) -> list[Any]:
+    rates = []
+    for text in args.rate or []:
+        try:
+            rates.append(arrivals.rate(text))
+        except ValueError:
+            raise InputError(f"--rate is {text!r}, expected requests a second above 0, or a percentage.") from None
+    traces = [arrivals.read_trace(args.trace)] if args.trace else []
+    # A share is of a closed loop.
+    alone = (rates or traces) and not any(one.share is not None for one in rates)
+    connections = args.connections or ([] if alone else job.CONNECTIONS)
+    if any(count < 1 for count in connections):
+        raise InputError(f"--connections is {min(connections)}, expected at least 1.")
+    return [*map(arrivals.Closed, connections), *rates, *traces]

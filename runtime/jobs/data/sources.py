@@ -71,6 +71,13 @@ class DataFile:
             yield Chunk(rows, parts, labels)
             start += rows
 
+    def raw_rows(self) -> Iterator[Any]:
+        """The rows of `column` as they stand: texts; or pictures, as a file's bytes or a path."""
+        assert self.column is not None
+        for block in self.table.blocks({self.column: 0}, 0, _TEXTS):
+            for row in block[self.column]:
+                yield row if isinstance(self.manifest.preprocess, Text) else _picture(row, self.table.path)
+
     def step(self, batch: int) -> int:
         """Rows in a chunk, for a batch of this size."""
         return max(batch, _TEXTS) if isinstance(self.preprocessor, TextPreprocessor) and self.column else batch
@@ -96,12 +103,13 @@ class DataFile:
             raise InputError(f"{self.name}: {error}") from error
 
 
-def open_data(path: str | Path, bundle: Bundle) -> list[DataFile]:
+def open_data(path: str | Path, bundle: Bundle, *, prepared: bool = True) -> list[DataFile]:
     """The files of a data source in name order, their columns and labels checked; rows are read by `chunks`.
 
     path: a .npz, .npy or Parquet file with columns named as the model's inputs, and `labels`; if the bundle has
         preprocessing, also a .txt (a text a line), .csv, .jsonl or Parquet with a `text` (pictures: `path`)
         column, and `labels` as class numbers or names; a folder of such files; or of pictures, one folder a class.
+    prepared: False where raw rows are wanted as they stand (`raw_rows`), and nothing that prepares them is loaded.
     Raises InputError naming the file and the column at fault.
     """
     files = _files(Path(path), bundle.manifest)
@@ -110,7 +118,7 @@ def open_data(path: str | Path, bundle: Bundle) -> list[DataFile]:
     for file in files:
         table = _table(file, bundle.manifest)
         column = _raw_column(table, bundle.manifest)
-        if column is not None and preprocessor is None:
+        if column is not None and prepared and preprocessor is None:
             preprocessor = bundle.preprocessor()
         found.append(_source(table, column, bundle.manifest, preprocessor))
     for source in found:
