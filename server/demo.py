@@ -142,12 +142,14 @@ def _server(bundle: Path, port: int) -> Iterator[str]:
 
 def _free_port(port: int) -> int:
     """The port, if nobody has it, or any free one for 0: another server's answers must not be taken for ours."""
+    if not 0 <= port <= 65535:
+        raise OfframpError(f"--port is {port}, expected 0 to 65535.")
     with socket.socket() as probe:
         try:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
-        except (OSError, OverflowError) as error:
-            raise OfframpError(f"port {port}: {getattr(error, 'strerror', None) or error}.") from error
+        except OSError as error:
+            raise OfframpError(f"port {port}: {error.strerror or error}.") from error
         return int(probe.getsockname()[1])
 
 
@@ -234,15 +236,16 @@ def _bars(title: str, plain: float, offramp: float, unit: str = "ms") -> list[st
 def _kept(results: dict[str, _Result], truth: list[str], promised: dict[str, float]) -> str:
     """What was promised against what came out, and where sentences left."""
     whole, early = results[FULL], results[POINT]
-    accuracy = {name: _share(result.right(truth)) for name, result in results.items()}
+    # In points, as they are printed, so that what is lost is the difference of what stands beside it.
+    accuracy = {name: round(100 * _share(result.right(truth)), 2) for name, result in results.items()}
     answered = [ok for ok, answer in zip(early.right(truth), early.answers, strict=True) if not answer["abstain"]]
     rows = [
         ("", "plain", "offramp", "promised"),
-        ("accuracy", f"{accuracy[FULL]:.2%}", f"{accuracy[POINT]:.2%}", ""),
+        ("accuracy", f"{accuracy[FULL]:.2f}%", f"{accuracy[POINT]:.2f}%", ""),
         (
             "points lost",
             "-",
-            f"{100 * (accuracy[FULL] - accuracy[POINT]):.2f}",
+            f"{accuracy[FULL] - accuracy[POINT]:.2f}",
             f"at most {100 * promised['drop']:.2f}",
         ),
         ("error among the answered", "-", f"{1 - _share(answered):.2%}", f"at most {promised['risk']:.2%}"),
