@@ -251,7 +251,6 @@ def test_an_npz_may_have_objects_and_other_things_beside_the_inputs(tmp_path, di
     assert source.table.digest()
 
 
-@pytest.mark.parametrize("name", ["x", "labels"])
 class Raw:
     """Stands for a bundle that takes texts or pictures; what its preprocessing is given is kept."""
 
@@ -314,6 +313,7 @@ def test_texts_of_an_npz_that_are_none_are_named(tmp_path, digits, arrays, messa
         open_data(tmp_path / "d.npz", RawTexts(digits, TEXT))
 
 
+@pytest.mark.parametrize("name", ["x", "labels"])
 def test_an_npz_with_objects_where_they_are_wanted_is_refused(tmp_path, digits, name):
     objects = np.array([{"a": 1}, None], dtype=object)
     np.savez(tmp_path / "d.npz", **({"x": SHARD} | {name: objects}))
