@@ -24,6 +24,7 @@ class RawRows:
         self._limit = limit
         spec = cascade.manifest.preprocess
         self.kind = None if spec is None else "text" if isinstance(spec, Text) else "image"
+        self._keys = {"text": ("text",), "image": ("b64",), None: ("text", "b64")}[self.kind]
         # The largest of a picture's dtypes is float64.
         self._picture_bytes = 8 * math.prod(spec.shape) if isinstance(spec, Image) else 0
         self._cascade = cascade
@@ -56,7 +57,7 @@ class RawRows:
         """The text or base64 of a raw instance: the bare string, or {"text": …} or {"b64": …}."""
         if isinstance(instance, dict) and len(instance) == 1:
             (name, value), *_ = instance.items()
-            if name in ("text", "b64") and name not in self._names and isinstance(value, str):
+            if name in self._keys and name not in self._names and isinstance(value, str):
                 return value
         return instance if isinstance(instance, str) else None
 

@@ -29,7 +29,7 @@ def named(rows_bundle, tmp_path):
     opened = []
 
     def rename(name, version="1"):
-        folder = tmp_path / str(len(opened))
+        folder = tmp_path / str(len([*tmp_path.iterdir()]))
         shutil.copytree(rows_bundle, folder, ignore=shutil.ignore_patterns("calibration*", "history*"))
         about = json.loads((folder / "manifest.json").read_bytes())
         (folder / "manifest.json").write_bytes(seal({**about, "name": name, "version": version}))

@@ -106,6 +106,7 @@ def test_arrays_go_on_as_before(serve, texts):
             [{"txt": "a"}],
             r"""instances\[0\] has \['txt'\], expected a text, .*{"text": "…"}, .* inputs \['ids', 'mask'\]""",
         ),
+        ([{"b64": "YQ=="}], r"instances\[0\] has \['b64'\], expected a text"),
         ([{"text": "a", "id": 7}], r"instances\[0\] has \['id', 'text'\], expected a text"),
         ([{}], r"instances\[0\] has \[\], expected a text"),
         ([5], r"instances\[0\] is 5, expected a text, as a string or"),
@@ -133,7 +134,6 @@ def test_what_is_no_text_is_named(serve, texts, instances, message):
         ("/etc/passwd", "instances[0] isn't base64"),
         ({"b64": 5}, 'instances[0]["b64"] is 5, expected a picture in base64 as a string'),
         ({"text": "a"}, "instances[0] has ['text'], expected a picture in base64, as a string or"),
-        (5, "instances[0]"),
     ],
 )
 def test_what_is_no_picture_is_named_and_no_path_is_opened(serve, pictures, data, message):
