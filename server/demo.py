@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from offramp.runtime import Cascade, sample
-from offramp.runtime.errors import OfframpError
+from offramp.runtime.errors import InputError, OfframpError
 from offramp.runtime.execution.cpu.session import AWAKE, available_threads
 from offramp.runtime.jobs.benching.plain import plain_sessions
 from offramp.runtime.points import FULL
@@ -40,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not 0 <= args.port <= 65535:
+        raise InputError(f"--port is {args.port}, expected 0 to 65535.")
     # As for Ctrl-C: the server is ended and its files go, whoever ends the demo.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     known, others = sample.sentences()
@@ -142,8 +144,6 @@ def _server(bundle: Path, port: int) -> Iterator[str]:
 
 def _free_port(port: int) -> int:
     """The port, if nobody has it, or any free one for 0: another server's answers must not be taken for ours."""
-    if not 0 <= port <= 65535:
-        raise OfframpError(f"--port is {port}, expected 0 to 65535.")
     with socket.socket() as probe:
         try:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
