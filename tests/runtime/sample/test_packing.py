@@ -1,7 +1,6 @@
 """Packed weights come back bit for bit, and damaged ones are refused."""
 
 import errno
-import shutil
 
 import numpy as np
 import pytest
