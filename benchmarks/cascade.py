@@ -91,7 +91,7 @@ def monoliths(path: Path, threads: int) -> dict[str, Any]:
         options.log_severity_level = 4
         if not spin:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        else:  # as our own sessions have it, in a chain and alone
+        else:
             options.add_session_config_entry("session.intra_op.spin_duration_us", spin)
             if session.use_shared_arena():
                 options.enable_mem_pattern = False
@@ -370,7 +370,8 @@ def main() -> None:
             work = {size: batches(test, size, 1 if size > 8 else 8) for size in sizes}
             alone = {size: spinning_alone(monolith, threads, inputs) for size, inputs in work.items()}
             sessions = monoliths(monolith, threads)
-            with Cascade.load(bundle, threads=threads) as cascade:
+            # As for any traffic without pauses; the rival has its best of three.
+            with Cascade.load(bundle, threads=threads, spin_us=session.AWAKE) as cascade:
                 name = f"{threads} thread{'s' if threads > 1 else ''}"
                 print(f"{name}: nothing leaves, time over the monolith's")
                 results[name] = {"overhead": overhead(cascade, sessions, test, sizes, seconds, alone)}

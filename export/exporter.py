@@ -27,7 +27,16 @@ from offramp.export.verify import Verification, onnx_reference, verify, verify_c
 from offramp.export.writing.cascade_graph import CascadeGraphWriter
 from offramp.export.writing.emit import BlockWriter, block_interface, dimensions, numpy_name
 from offramp.export.writing.weights import WEIGHTS, WeightFile
-from offramp.runtime.bundle import CASCADE_OUTPUTS, DTYPES, MANIFEST, SCHEMA, encode_number, is_axis, read_bundle
+from offramp.runtime.bundle import (
+    CASCADE_OUTPUTS,
+    DTYPES,
+    MANIFEST,
+    SCHEMA,
+    encode_number,
+    is_axis,
+    read_bundle,
+    unreachable,
+)
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import BundleError, ExportError, how_to_install
 from offramp.runtime.execution.cpu.session import onnxruntime
@@ -80,6 +89,11 @@ def export_bundle(
     check_libraries(model)
     if classes is not None and (isinstance(classes, str) or not all(isinstance(name, str) for name in classes)):
         raise ExportError(f"classes is {classes!r}, expected a list of one string a logit.")
+    for field, given in (("name", name or ""), ("version", version)):
+        if not isinstance(given, str):
+            raise ExportError(f"{field} is {given!r}, expected a string.")
+    if wrong := unreachable(name or "", version):
+        raise ExportError(f"{wrong}.")
     if preprocess is not None:
         check_kind(preprocess)
     about = {

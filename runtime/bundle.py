@@ -312,11 +312,27 @@ def is_axis(name: str) -> bool:
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
 
 
+def unreachable(name: str, version: str) -> str:
+    """Why a model of this name and version could never be asked for over HTTP; empty if it can.
+
+    Clients resolve dot segments before they send a URL: "a/../b" is asked for as "b", "..", not at all.
+    """
+    for what, text in (("name", name), ("version", version)):
+        if {".", ".."} & set(text.split("/")):
+            return (
+                f"the model's {what} is {text!r}: clients take the dots out of a URL and would never reach it, "
+                f"expected a {what} of which no part between slashes is '.' or '..'"
+            )
+    return ""
+
+
 def _check_structure(m: Manifest, root: Path, where: Path) -> None:
     def require(condition: object, message: str) -> None:
         if not condition:
             raise BundleError(f"{where}: {message}. Restore the file, or export again.")
 
+    wrong = unreachable(m.name, m.version)
+    require(not wrong, wrong)
     require(m.inputs, "inputs is empty")
     require(m.blocks, "blocks is empty")
     require(m.exits, "exits is empty")

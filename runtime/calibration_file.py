@@ -1,7 +1,8 @@
 """calibration.json, where a bundle keeps its named operating points."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,22 @@ class Calibration:
         if name not in self.points:
             raise InputError(f"operating_point is {name!r}, this bundle has {list(self.points)}.")
         return self.points[name]
+
+    def stopping_at(self, point: OperatingPoint, exit: int) -> OperatingPoint:
+        """The point with nobody going past an exit, calibrated there as well if any point here knows that exit.
+
+        A point has calibrators for the exits that it switches on. For another one the calibrator is that of the point
+        which lets the fewest rows leave before: it was fitted on the rows that come so far there, which are all of
+        them at the first exit, and at a deeper one the harder ones, so that it is wary of the others. A point of the
+        user's own stays as it was made.
+        """
+        shortened = point.stopping_at(exit)
+        known = [p for p in self.points.values() if p.calibrators and p.thresholds[exit] != math.inf]
+        if point.thresholds[exit] != math.inf or point != self.points.get(point.name) or not known:
+            return shortened
+        calibrators = [point.calibrator(j) for j in range(len(point.thresholds))]
+        calibrators[exit] = max(known, key=lambda p: p.thresholds[:exit]).calibrators[exit]
+        return replace(shortened, calibrators=tuple(calibrators))
 
 
 def read_calibration(folder: Path, manifest: Manifest) -> Calibration:

@@ -233,9 +233,11 @@ class Cascade:
         them with the answer; "times" to know when each row and exit had its own, which goes from block to block.
         allow_nonfinite: let NaN and ±inf in float inputs pass; a row whose logits are NaN runs to the last exit, has
         the label -1 and abstains.
-        max_exit: the last exit a row may leave from. deadline: seconds from now after which nothing more is begun;
-        the first open exit always answers, a block that runs is waited for. Rows that either cut short have the
-        answer of the last open exit that they reached, and are `involuntary`; both go from block to block.
+        max_exit: the last exit a row may leave from. Where the point has that exit switched off, as `full` has all but
+        the last, confidence there is by the calibrator of another of the bundle's points, if any has one: see
+        `Calibration.stopping_at`. deadline: seconds from now after which nothing more is begun; the first open exit
+        always answers, a block that runs is waited for. Rows that either cut short have the answer of the last open
+        exit that they reached, and are `involuntary`; both go from block to block.
         stop: asked in front of each batch, and of each block where blocks are run one by one; once it says yes nothing
         more is begun and Stopped is raised.
 
@@ -255,26 +257,36 @@ class Cascade:
         arrays, sizes = check_inputs(inputs, self.manifest, allow_nonfinite=allow_nonfinite)
         route = self.route if max_exit is None else self._route_to(max_exit)
         call = Call(route, arrays, sizes, wanted, limit=self.batch_rows, stop=stop)
+
+        def again(kind: str) -> Predictions:
+            return self._fetch_again(inputs, kind, allow_nonfinite, max_exit, timed="times" in wanted)
+
         if latest is None and "times" not in wanted:
-            out = self.executor.answer(call, lambda kind: self._fetch_again(inputs, kind, allow_nonfinite, max_exit))
+            out = self.executor.answer(call, again)
         else:
             started = perf_counter()
             with self.executor.held():
                 for j in exit_by_exit(call, self.executor, lambda: latest is not None and monotonic() >= latest):
                     call.times[j] = perf_counter() - started
-            out = call.predictions(_not_kept)
+            out = call.predictions(again if latest is None else _not_kept)
         if max_exit is None:
             return out
         cut = (out.exit == max_exit) & ~reached(out.score, self.operating_point.thresholds[max_exit])
         return out.cut_short(cut)
 
     def _fetch_again(
-        self, inputs: Mapping[str, Any], kind: str, allow_nonfinite: bool = False, max_exit: int | None = None
-    ) -> Any:
+        self,
+        inputs: Mapping[str, Any],
+        kind: str,
+        allow_nonfinite: bool = False,
+        max_exit: int | None = None,
+        timed: bool = False,
+    ) -> Predictions:
+        """timed: by the way that was taken to know the times, whose last bits may differ from the others'."""
         if kind == "times":
             raise InputError('times can\'t be got afterwards: predict with fetch=("times",).')
-        out = self.predict(inputs, fetch=(kind,), allow_nonfinite=allow_nonfinite, max_exit=max_exit)
-        return out.fetched(kind)
+        fetch = (kind, "times") if timed else (kind,)
+        return self.predict(inputs, fetch=fetch, allow_nonfinite=allow_nonfinite, max_exit=max_exit)
 
     def anytime(self, inputs: Mapping[str, Any], *, allow_nonfinite: bool = False) -> Iterator[Predictions]:
         """The answers so far, each time an open exit has answered all rows that came to it; the last are `predict`'s.
@@ -294,7 +306,7 @@ class Cascade:
         if not isinstance(exit, int | np.integer) or isinstance(exit, bool) or not 0 <= exit <= last:
             raise InputError(f"max_exit is {exit!r}, expected 0 to {last} (the exits {self.exits}).")
         if exit not in self._shortened:
-            gate = Gate(self.operating_point.stopping_at(int(exit)), last + 1)
+            gate = Gate(self.calibration.stopping_at(self.operating_point, int(exit)), last + 1)
             self._shortened[int(exit)] = Route(self.manifest, gate)
         return self._shortened[int(exit)]
 
@@ -365,7 +377,7 @@ def _seconds(deadline: Any) -> float:
     return float(deadline)
 
 
-def _not_kept(kind: str) -> Any:
+def _not_kept(kind: str) -> Predictions:
     raise InputError(f"{kind} of answers that may have been cut short can't be got afterwards: ask with fetch.")
 
 

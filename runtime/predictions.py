@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from offramp.runtime.errors import InputError
 
 _ARRAYS = ("label", "score", "exit", "abstain", "flops", "involuntary")
+_ROUNDING = 1e-4
+"""How far the scores of one row may be apart in two runs, relatively and absolutely."""
 _FIELDS = frozenset((*_ARRAYS, "executed", "_confidence", "_log_odds", "_fetched", "_again", "_classes"))
 
 
@@ -34,7 +36,7 @@ class Predictions:
     _confidence: Callable[[], NDArray[np.float64]]
     _log_odds: Callable[[], NDArray[np.float64]]
     _fetched: dict[str, Any]
-    _again: Callable[[str], Any] | None
+    _again: Callable[[str], "Predictions"] | None
     _classes: Sequence[str]
 
     def __init__(
@@ -50,12 +52,12 @@ class Predictions:
         log_odds: Callable[[], NDArray[np.float64]],
         executed: tuple[int, ...] = (),
         fetched: Mapping[str, Any] | None = None,
-        again: Callable[[str], Any] | None = None,
+        again: "Callable[[str], Predictions] | None" = None,
         classes: Sequence[str] = (),
     ) -> None:
         """confidence, log_odds: make them when they are first looked at. fetched: what came with the answers.
 
-        again: how to get what didn't. classes: the bundle's names.
+        again: asks about the same rows once more, to have what didn't come. classes: the bundle's names.
         """
         self.__dict__.update(
             label=label,
@@ -131,13 +133,31 @@ class Predictions:
     def fetched(self, kind: str) -> Any:
         """What came with the answer, or is got now: "probabilities", "routing" or (never afterwards) "times".
 
-        Raises InputError where it can't be got any more: answers that were pickled have no cascade to ask.
+        What is got now is got by asking about the caller's arrays once more. Neither a copy nor a checksum of them is
+        kept, which every lone row would pay for: the answers themselves tell, for rows that were overwritten have other
+        scores. Raises InputError then, and where nothing can be got any more: answers that were pickled have no cascade
+        to ask.
         """
         if kind not in self._fetched:
             if self._again is None:
                 raise InputError(f"{kind} didn't come with these answers: predict with fetch=({kind!r},).")
-            self._fetched[kind] = self._again(kind)
+            asked = self._again(kind)
+            if not self._same_as(asked):
+                raise InputError(
+                    f"{kind} can't be got any more: the inputs are no longer those that were answered. "
+                    f"Predict with fetch=({kind!r},), or leave the arrays as they are until then."
+                )
+            self._fetched[kind] = asked.fetched(kind)
         return self._fetched[kind]
+
+    def _same_as(self, other: "Predictions") -> bool:
+        """Whether the same rows were answered, as far as their answers tell; a device may round otherwise each time."""
+        return (
+            len(self) == len(other)
+            and np.array_equal(self.label, other.label)
+            and np.array_equal(self.exit, other.exit)
+            and np.allclose(self.score, other.score, rtol=_ROUNDING, atol=_ROUNDING, equal_nan=True)
+        )
 
     def __reduce__(self) -> tuple[Callable[..., "Predictions"], tuple[Any, ...]]:
         """Pickled as what is known by now; the way back to the cascade stays behind."""
@@ -159,7 +179,8 @@ class Predictions:
         """(N, C) class probabilities at each row's exit.
 
         Logits aren't kept unless somebody asks: with predict(..., fetch=("probabilities",)) they come with
-        the answer; otherwise the first access runs the rows again.
+        the answer; otherwise the first access runs the rows again. Raises InputError if the arrays that were handed
+        in have been overwritten since.
         """
         return np.asarray(self.fetched("probabilities"))
 

@@ -88,7 +88,7 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
 
 def load(bundle: str | Path | None, settings: Settings) -> Cascade:
     if bundle is None:
-        raise InputError("bundle is not set: name the bundle's folder, for instance with OFFRAMP_BUNDLE.")
+        raise InputError("bundle is not set: name the bundle's folder: offramp serve BUNDLE, or OFFRAMP_BUNDLE.")
     return Cascade.load(
         bundle,
         device=settings.device,

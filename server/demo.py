@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from offramp.runtime import Cascade, sample
-from offramp.runtime.errors import OfframpError
+from offramp.runtime.errors import InputError, OfframpError
 from offramp.runtime.execution.cpu.session import AWAKE, available_threads
 from offramp.runtime.jobs.benching.plain import plain_sessions
 from offramp.runtime.points import FULL
@@ -34,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not 0 <= args.port <= 65535:
+        raise InputError(f"--port is {args.port}, expected 0 to 65535.")
     # As for Ctrl-C: the server is ended and its files go, whoever ends the demo.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     known, others = sample.sentences()
@@ -186,15 +188,16 @@ def _bars(title: str, plain: float, offramp: float, unit: str = "ms") -> list[st
 def _kept(results: dict[str, _Result], truth: list[str], promised: dict[str, float]) -> str:
     """What was promised against what came out, and where sentences left."""
     whole, early = results[FULL], results[POINT]
-    accuracy = {name: _share(result.right(truth)) for name, result in results.items()}
+    # In points, as they are printed, so that what is lost is the difference of what stands beside it.
+    accuracy = {name: round(100 * _share(result.right(truth)), 2) for name, result in results.items()}
     answered = [ok for ok, answer in zip(early.right(truth), early.answers, strict=True) if not answer["abstain"]]
     rows = [
         ("", "plain", "offramp", "promised"),
-        ("accuracy", f"{accuracy[FULL]:.2%}", f"{accuracy[POINT]:.2%}", ""),
+        ("accuracy", f"{accuracy[FULL]:.2f}%", f"{accuracy[POINT]:.2f}%", ""),
         (
             "points lost",
             "-",
-            f"{100 * (accuracy[FULL] - accuracy[POINT]):.2f}",
+            f"{accuracy[FULL] - accuracy[POINT]:.2f}",
             f"at most {100 * promised['drop']:.2f}",
         ),
         ("error among the answered", "-", f"{1 - _share(answered):.2%}", f"at most {promised['risk']:.2%}"),

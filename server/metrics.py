@@ -39,6 +39,7 @@ class Metrics:
 
     def __init__(self, manifest: Manifest, points: Iterable[str] = (FULL,)) -> None:
         """points: names of the operating points that can be asked for."""
+        points = tuple(points)
         folder = os.environ.get(_SHARED)
         if folder is not None and not (folder and Path(folder).is_dir()):  # prometheus_client takes "" for this one
             raise InputError(f"{_SHARED} is {folder!r}: no such folder. Make an empty one, or unset it.")
@@ -50,9 +51,12 @@ class Metrics:
         exits = [str(j) for j in range(len(manifest.exits))]
         blocks = [str(k) for k in range(len(manifest.blocks))]
 
-        def counter(name: str, text: str, label: str | None = None) -> Counter:
-            labels = (*_OF_MODEL, label) if label else _OF_MODEL
-            return Counter(f"offramp_{name}", text, labels, registry=self.registry)
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"offramp_{name}", text, (*_OF_MODEL, *labels), registry=self.registry)
+
+        def by_point(name: str, text: str) -> dict[str, Counter]:
+            made = counter(name, f"{text}, by operating point", "operating_point")
+            return {point: made.labels(**self.of_model, operating_point=point) for point in points}
 
         def histogram(name: str, text: str, label: str | None = None) -> Histogram:
             labels = (*_OF_MODEL, label) if label else _OF_MODEL
@@ -60,17 +64,19 @@ class Metrics:
 
         requests = counter("requests_total", "Inference requests, by how they ended", "outcome")
         self._requests = {o: requests.labels(**self.of_model, outcome=o) for o in OUTCOMES}
-        rows = counter("rows_total", "Rows answered, by operating point", "operating_point")
-        self._rows = {name: rows.labels(**self.of_model, operating_point=name) for name in points}
-        left = counter("exits_total", "Rows answered, by the exit they left from", "exit")
-        self._exits = [left.labels(**self.of_model, exit=j) for j in exits]
-        self._abstentions = counter("abstentions_total", "Rows answered with the abstain flag").labels(**self.of_model)
-        self._flops = counter("flops_total", "FLOPs of the blocks that answered rows went through").labels(
-            **self.of_model
+        # Each point has its own saving: one sum would mix in what was asked of the whole network on purpose.
+        self._rows = by_point("rows_total", "Rows answered")
+        left = counter(
+            "exits_total", "Rows answered, by operating point and the exit they left from", "operating_point", "exit"
         )
-        self._flops_full = counter(
+        self._exits = {
+            point: [left.labels(**self.of_model, operating_point=point, exit=j) for j in exits] for point in points
+        }
+        self._abstentions = by_point("abstentions_total", "Rows answered with the abstain flag")
+        self._flops = by_point("flops_total", "FLOPs of the blocks that answered rows went through")
+        self._flops_full = by_point(
             "flops_full_total", "FLOPs that the whole network would have cost for the answered rows"
-        ).labels(**self.of_model)
+        )
         executed = counter("flops_executed_total", "FLOPs really run, rows that rode along included", "block")
         self._executed = [executed.labels(**self.of_model, block=k) for k in blocks]
         self._duration = histogram(
@@ -107,11 +113,12 @@ class Metrics:
         self.ended("ok")
         self._duration.observe(seconds)
         self._rows[point].inc(len(answer))
-        for j, rows in enumerate(np.bincount(answer.exit, minlength=len(self._exits))):
-            self._exits[j].inc(int(rows))
-        self._abstentions.inc(int(answer.abstain.sum()))
-        self._flops.inc(int(answer.flops.sum()))
-        self._flops_full.inc(answer.flops_full)
+        exits = self._exits[point]
+        for exit, rows in zip(exits, np.bincount(answer.exit, minlength=len(exits)), strict=True):
+            exit.inc(int(rows))
+        self._abstentions[point].inc(int(answer.abstain.sum()))
+        self._flops[point].inc(int(answer.flops.sum()))
+        self._flops_full[point].inc(answer.flops_full)
 
     def waited(self, seconds: float) -> None:
         """A request left the queue to run."""

@@ -34,7 +34,7 @@ class OperatingPoints:
         """The cascade at what `choose` chose. There are at most points × exits of them, so all are kept."""
         key = name, max_exit
         if key not in self._ready:
-            self._ready[key] = self._cascade.at(self.points[name].stopping_at(max_exit))
+            self._ready[key] = self._cascade.at(self._cascade.calibration.stopping_at(self.points[name], max_exit))
         return self._ready[key]
 
     def describe(self) -> dict[str, Any]:

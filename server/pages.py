@@ -43,6 +43,10 @@ def routes() -> APIRouter:
     async def docs() -> Response:
         return page("docs.html")
 
+    @router.get("/favicon.ico")  # what browsers ask for beside documents that name no icon, such as /metrics
+    async def icon() -> Response:
+        return page("icon.svg")
+
     @router.get("/static/{name}")
     async def static(name: str) -> Response:
         return page(name)

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from offramp.runtime.cli.options import print_json
+from offramp.runtime.cli.output import print_json
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.auditing.audit import AUDIT, PAGE, audit_bundle, describe
 

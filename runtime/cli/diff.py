@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from offramp.runtime.bundle import encode_number
-from offramp.runtime.cli.options import print_json
+from offramp.runtime.cli.output import print_json
 from offramp.runtime.jobs.calibrating.history import diff, read_version
 
 

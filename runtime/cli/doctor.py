@@ -10,7 +10,8 @@ from importlib import metadata
 from offramp.runtime.arrays.cores import cpu_quota
 from offramp.runtime.bundle import own_version
 from offramp.runtime.errors import RuntimeUnavailable
-from offramp.runtime.execution.cpu.session import available_threads, onnxruntime
+from offramp.runtime.execution.cpu.providers import tried_providers
+from offramp.runtime.execution.cpu.session import available_threads
 
 _LIBRARIES = (
     "offramp", "numpy", "msgspec", "onnxruntime", "onnxruntime-gpu", "torch", "triton", "onnx", "scipy", "pyarrow",
@@ -41,11 +42,16 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         say("copies", f"no temporary folder ({error.strerror}): a bundle's own files are run")
     try:
-        say("providers", ", ".join(onnxruntime().get_available_providers()))
+        tried = tried_providers()
     except RuntimeUnavailable as error:
         say("providers", f"none: {error}")
         return 1
-    return 0
+    working = [name for name, fault in tried.items() if not fault]
+    say("providers", ", ".join(working) or "none of those that are installed works")
+    for name, fault in tried.items():
+        if fault:
+            say("not working", f"{name}: {fault}")
+    return 0 if working else 1
 
 
 def say(what: str, found: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from offramp.runtime.cli.options import print_json
+from offramp.runtime.cli.output import print_json
 from offramp.runtime.jobs.calibrating.history import home_of
 from offramp.runtime.jobs.calibrating.versions import NOW, Version, history
 from offramp.runtime.jobs.plain_json import plain

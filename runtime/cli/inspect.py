@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 from offramp.runtime.bundle import read_bundle
 from offramp.runtime.cascade import Cascade
-from offramp.runtime.cli.options import add_runtime, add_sizes, print_json, sizes_of
+from offramp.runtime.cli.options import add_runtime, add_sizes, sizes_of
+from offramp.runtime.cli.output import print_json
 from offramp.runtime.files import write_atomically
 from offramp.runtime.jobs.bundles.inspect import InsideCascade, Inspection, Part, inspect
 from offramp.runtime.jobs.bundles.inspect_page import inside, page, readable, svg

@@ -1,13 +1,11 @@
 """Options that several subcommands share."""
 
 import argparse
-import json
-import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from offramp.runtime.bundle import Manifest
+from offramp.runtime.cli.output import print_json
 from offramp.runtime.errors import InputError
 from offramp.runtime.execution.executor import DEVICES
 from offramp.runtime.files import write_atomically
@@ -16,7 +14,7 @@ from offramp.runtime.jobs.plain_json import to_json
 # What `open_data` takes, for the help of commands that read data.
 DATA = (
     "arrays: .npz, .npy or Parquet with the model's inputs and labels; raw rows, if the bundle has preprocessing: "
-    "texts in .txt, .csv, .jsonl or Parquet (column text), pictures in a folder a class or by a column path; "
+    "texts in .txt, .csv, .jsonl, .npz or Parquet (column text), pictures in a folder a class or by a column path; "
     "or a folder of such files"
 )
 
@@ -62,17 +60,6 @@ def write_json(where: str | None, document: Any) -> bool:
         return False
     print_json(to_json(document).decode())
     return True
-
-
-def print_json(text: str) -> None:
-    """JSON to stdout, newline and all; letters that its encoding lacks as JSON's own escapes, which mean the same."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        # Beyond ASCII there is nothing but strings in JSON.
-        text = re.sub(r"[^\0-\x7f]+", lambda found: json.dumps(found[0])[1:-1], text)
-    sys.stdout.write(text)
 
 
 def fraction(text: str) -> float:

@@ -4,7 +4,7 @@ that the terminal's encoding lacks."""
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO, cast
 
@@ -28,7 +28,7 @@ class _Guarded:
             try:
                 return self._stream.write(text)
             except UnicodeEncodeError:
-                self._stream.write("".join(_spelled(letter, self._stream.encoding) for letter in text))
+                self._stream.write(_spelled(text, self._stream.encoding, _PLAINLY))
                 return len(text)
 
     def flush(self) -> None:
@@ -40,13 +40,24 @@ class _Guarded:
         return getattr(self._stream, name)
 
 
-def _spelled(letter: str, encoding: str) -> str:
-    """A letter as an encoding can have it; escaped as in JSON, so that JSON which is printed stays the same."""
-    try:
-        letter.encode(encoding)
-        return letter
-    except UnicodeEncodeError:
-        return _PLAINLY.get(letter, json.dumps(letter)[1:-1])
+def print_json(text: str) -> None:
+    """JSON to stdout, newline and all; letters that its encoding lacks as JSON's own escapes, which mean the same."""
+    sys.stdout.write(_spelled(text, getattr(sys.stdout, "encoding", None) or "utf-8", {}))
+
+
+def _spelled(text: str, encoding: str, plainly: Mapping[str, str]) -> str:
+    """A text as an encoding can have it. plainly: what stands for a letter that it lacks, JSON's escape by default."""
+
+    def fits(part: str) -> bool:
+        try:
+            part.encode(encoding)
+        except UnicodeEncodeError:
+            return False
+        return True
+
+    if fits(text):
+        return text
+    return "".join(one if fits(one) else plainly.get(one, json.dumps(one)[1:-1]) for one in text)
 
 
 @contextmanager

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.cascade import Cascade
-from offramp.runtime.cli.options import DATA, add_nonfinite, add_runtime, print_json
+from offramp.runtime.cli.options import DATA, add_nonfinite, add_runtime
+from offramp.runtime.cli.output import print_json
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.data.sources import open_data
 from offramp.runtime.points import FULL

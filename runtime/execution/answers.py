@@ -85,7 +85,11 @@ class Answers:
             self.probabilities[rows] = out.probabilities
 
     def predictions(
-        self, executed: tuple[int, ...], fetched: Mapping[str, Any], again: Callable[[str], Any], classes: Sequence[str]
+        self,
+        executed: tuple[int, ...],
+        fetched: Mapping[str, Any],
+        again: Callable[[str], Predictions],
+        classes: Sequence[str],
     ) -> Predictions:
         """All of it. executed: FLOPs run by block. fetched: what came with it; again: how to get the rest."""
         return Predictions(

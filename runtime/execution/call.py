@@ -15,11 +15,16 @@ from offramp.runtime.execution.route import Costs, Route, Step
 from offramp.runtime.inputs import Arrays, rows_of
 from offramp.runtime.predictions import Predictions
 
-Again = Callable[[str], Any]
-"""How to get what wasn't fetched: "probabilities" or "routing"."""
+Again = Callable[[str], Predictions]
+"""The same call once more, fetching what it didn't: "probabilities" or "routing"."""
 
-AgainOf = Callable[[Mapping[str, Any], str], Any]
+AgainOf = Callable[[Mapping[str, Any], str], Predictions]
 """As `Again`, of which inputs."""
+
+
+def not_again(kind: str) -> Predictions:
+    """For a call whose answers nobody looks at."""
+    raise AssertionError(f"{kind} of rows that were made up")
 
 
 def go_on(stop: Callable[[], bool] | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from offramp.runtime.errors import InputError
 from offramp.runtime.sample.packing import unpack
 
 _HERE = Path(__file__).parent
@@ -27,10 +28,16 @@ def heldout() -> tuple[NDArray[np.uint8], NDArray[Any]]:
 def intents(folder: str | Path) -> Path:
     """Unpack the intents' bundle as `folder`, which isn't there yet, and return it: 53 MB in a fifth of a second.
 
+    "~" is your home. Raises InputError if the folder is there already, or can't be written.
+
     4 exits, after layers 1, 2, 3 and 6 of a small BERT; takes texts; operating points full and fast, which loses at
     most half a point of accuracy. Both abstain on what is unlike the 150 intents.
     """
-    return unpack(_HERE / "intents", Path(folder))
+    try:
+        target = Path(folder).expanduser()
+    except RuntimeError as error:  # of somebody who isn't known here
+        raise InputError(f"folder is {str(folder)!r}, whose home isn't known: name another place.") from error
+    return unpack(_HERE / "intents", target)
 
 
 def sentences() -> tuple[list[tuple[str, str]], list[str]]:

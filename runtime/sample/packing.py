@@ -7,12 +7,13 @@ Multiplying gives the same float32 on every machine, and the bundle's own digest
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from offramp.runtime.errors import BundleError
+from offramp.runtime.errors import BundleError, InputError
 from offramp.runtime.records import UNREADABLE
 
 WEIGHTS = "weights.bin"
@@ -73,22 +74,47 @@ class WeightPacker:
 def unpack(packed: Path, target: Path) -> Path:
     """A bundle whose weights were packed, as `target`: a folder that isn't there yet.
 
-    Raises BundleError for a file that isn't what `pack` wrote. That its numbers are right is checked when the bundle is
-    loaded.
+    Raises InputError where the folder is there already or can't be written, BundleError for a file that isn't what
+    `pack` wrote. That its numbers are right is checked when the bundle is loaded.
     """
-    shutil.copytree(packed, target, ignore=shutil.ignore_patterns(PACKED))
     try:
-        with np.load(packed / PACKED, allow_pickle=False) as archive, (target / WEIGHTS).open("wb") as out:
+        target.mkdir(parents=True)
+    except FileExistsError as error:
+        raise InputError(f"folder: {target} already exists, expected one that isn't there yet.") from error
+    except OSError as error:
+        raise _not_written(target, error) from error
+    try:
+        for file in packed.iterdir():
+            if file.name != PACKED:
+                shutil.copyfile(file, target / file.name)  # not its mode: what is installed may be read-only
+        with (target / WEIGHTS).open("wb") as out:
+            for piece in _pieces(packed / PACKED):
+                out.write(piece)
+    except BaseException as error:
+        shutil.rmtree(target, ignore_errors=True)  # so that it can be tried again
+        if isinstance(error, OSError):
+            raise _not_written(target, error) from error
+        raise
+    return target
+
+
+def _pieces(packed: Path) -> Iterator[bytes]:
+    """The weight file, tensor by tensor. Raises BundleError."""
+    try:
+        with np.load(packed, allow_pickle=False) as archive:
             rest, at = archive["rest"].tobytes(), 0
             for k, part in enumerate(json.loads(archive["parts"].tobytes())):
                 if "raw" in part:
-                    out.write(rest[at : at + part["raw"]])
+                    yield rest[at : at + part["raw"]]
                     at += part["raw"]
                 else:
-                    out.write(_opened(archive[f"small_{k}"], archive[f"scale_{k}"], part["axis"]).tobytes())
+                    yield _opened(archive[f"small_{k}"], archive[f"scale_{k}"], part["axis"]).tobytes()
     except UNREADABLE as error:
-        raise BundleError(f"{packed / PACKED}: not packed weights ({error}). Install offramp again.") from error
-    return target
+        raise BundleError(f"{packed}: not packed weights ({error}). Install offramp again.") from error
+
+
+def _not_written(target: Path, error: OSError) -> InputError:
+    return InputError(f"folder: {target} can't be written ({error.strerror or error}), name another place.")
 
 
 def _digest(data: Any) -> bytes:

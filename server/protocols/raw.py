@@ -24,16 +24,27 @@ class RawValues:
         spec = manifest.preprocess
         self.kind = None if spec is None else "text" if isinstance(spec, Text) else "image"
         self._names = {given.name for given in manifest.inputs}
+        self._keys = {"text": ("text",), "image": ("b64",), None: ("text", "b64")}[self.kind]
 
     def meant(self, instances: Sequence[Any]) -> bool:
-        """Whether the instances of a /v1/predict request are raw rows rather than arrays: the first tells."""
-        return bool(instances) and self._value(instances[0]) is not None
+        """Whether the instances of a /v1/predict request are raw rows rather than arrays: the first tells.
+
+        What has nothing of the model's inputs counts as a raw row gone wrong where the bundle takes any.
+        """
+        if not instances:
+            return False
+        first = instances[0]
+        if self._value(first) is not None:
+            return True
+        if self.kind is None:
+            return False
+        return not self._names & first.keys() if isinstance(first, dict) else len(self._names) > 1
 
     def _value(self, instance: Any) -> str | None:
         """The text or base64 of a raw instance: the bare string, or {"text": …} or {"b64": …}."""
         if isinstance(instance, dict) and len(instance) == 1:
             (name, value), *_ = instance.items()
-            if name in ("text", "b64") and name not in self._names and isinstance(value, str):
+            if name in self._keys and name not in self._names and isinstance(value, str):
                 return value
         return instance if isinstance(instance, str) else None
 
@@ -42,8 +53,19 @@ class RawValues:
         found = [self._value(instance) for instance in instances]
         for k, value in enumerate(found):
             if value is None:
-                raise InputError(f"instances[{k}] isn't a raw row as instances[0] is: send one kind of them.")
+                raise InputError(self._no_raw_row(instances[k], k, alone=found[0] is None))
         return [value for value in found if value is not None]
+
+    def _no_raw_row(self, instance: Any, k: int, *, alone: bool) -> str:
+        """What is wrong with an instance. alone: no other one has been a raw row, so arrays may have been meant."""
+        what, name = ("a text", "text") if self.kind == "text" else ("a picture in base64", "b64")
+        raw = f'{what}, as a string or {{"{name}": "…"}}'
+        if isinstance(instance, dict) and name in instance and not isinstance(instance[name], str):
+            return f'instances[{k}]["{name}"] is {_shown(instance[name])}, expected {what} as a string.'
+        got = f"has {sorted(map(str, instance))}" if isinstance(instance, dict) else f"is {_shown(instance)}"
+        if alone:
+            return f"instances[{k}] {got}, expected {raw}, or an object with the model's inputs {sorted(self._names)}."
+        return f"instances[{k}] {got}, expected {raw}, as instances[0] is: send one kind of them."
 
 
 class RawRows:
@@ -93,6 +115,14 @@ class RawRows:
             arrays, sizes = check_inputs(inputs, self._cascade.manifest)
             made.append(Group(arrays, sizes, np.asarray(positions, np.int64)))
         return tuple(made)
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: what it is where it is long."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _pictures(values: Sequence[str], where: str, patience: Patience) -> Iterator[bytes]:

@@ -20,7 +20,9 @@ function parse(text) {
   return samples;
 }
 
-const total = (samples, name) => (samples[name] ?? []).reduce((sum, s) => sum + s.value, 0);
+/** The sum of a metric's series, of one operating point or of all. */
+const total = (samples, name, point) =>
+  (samples[name] ?? []).filter((s) => point === undefined || s.labels.operating_point === point).reduce((sum, s) => sum + s.value, 0);
 
 /** A quantile of a histogram, linear within its bucket. */
 function quantile(samples, name, q) {
@@ -37,10 +39,34 @@ function quantile(samples, name, q) {
   return NaN;
 }
 
-function drawExits(samples, names, rows) {
+const of = (samples, point) => {
+  const rows = total(samples, "offramp_rows_total", point);
+  return {
+    rows,
+    saved: 1 - total(samples, "offramp_flops_total", point) / total(samples, "offramp_flops_full_total", point),
+    abstained: total(samples, "offramp_abstentions_total", point) / rows,
+  };
+};
+
+/** A line for each point that was asked for: what one saves says nothing about another. */
+function drawPoints(samples, names) {
+  const asked = names.map((name) => [name, of(samples, name)]).filter(([, found]) => found.rows);
+  byId("points").hidden = asked.length < 2;
+  byId("by-point").replaceChildren(
+    ...asked.map(([name, found]) => {
+      const line = document.createElement("tr");
+      for (const text of [name, whole.format(found.rows), percent(found.saved), percent(found.abstained)]) {
+        line.append(Object.assign(document.createElement("td"), { textContent: text }));
+      }
+      return line;
+    }),
+  );
+}
+
+function drawExits(samples, names, rows, point) {
   const list = byId("exits");
   names.forEach((name, j) => {
-    const left = (samples.offramp_exits_total ?? []).find((s) => s.labels.exit === String(j))?.value ?? 0;
+    const left = (samples.offramp_exits_total ?? []).find((s) => s.labels.exit === String(j) && s.labels.operating_point === point)?.value ?? 0;
     let item = list.children[j];
     if (!item) {
       item = document.createElement("li");
@@ -96,14 +122,16 @@ async function draw() {
   byId("model").textContent = `${about.model} ${about.version}`;
   byId("point").textContent = `operating point ${about.operating_point}` + (others.length ? `, also ${others.join(", ")}` : "");
   const rows = total(samples, "offramp_rows_total");
-  const spent = total(samples, "offramp_flops_total"), full = total(samples, "offramp_flops_full_total");
-  byId("saved").textContent = percent(1 - spent / full);
-  byId("abstained").textContent = percent(total(samples, "offramp_abstentions_total") / rows);
+  const here = of(samples, about.operating_point);
+  byId("saved").textContent = percent(here.saved);
+  byId("abstained").textContent = percent(here.abstained);
+  for (const place of document.querySelectorAll(".at")) place.textContent = `at ${about.operating_point}`;
   byId("median").textContent = seconds(quantile(samples, "offramp_request_duration_seconds", 0.5));
   byId("slowest").textContent = seconds(quantile(samples, "offramp_request_duration_seconds", 0.95));
   byId("rows").textContent = whole.format(rows);
   byId("waiting").textContent = whole.format(total(samples, "offramp_queue_rows"));
-  drawExits(samples, about.exits, rows);
+  drawExits(samples, about.exits, here.rows, about.operating_point);
+  drawPoints(samples, [about.operating_point, ...others]);
   drawRequests(samples);
   drawSpeed(rows, performance.now());
 }

@@ -238,3 +238,18 @@ def test_a_file_that_ends_in_softmax_is_told_on_the_command_line(tmp_path, capsy
 def test_one_column_of_logits_is_warned_of(tmp_path, exits):
     with pytest.warns(UserWarning, match=r"exits have one class: every row gets it, with certainty.*zeros_like"):
         export_bundle(make(Plain, 8, 1, exits), torch.randn(3, 8), tmp_path / "b")
+
+
+@pytest.mark.parametrize("text", ["..", ".", "a/../b", "./a", "a/."])
+@pytest.mark.parametrize("field", ["name", "version"])
+def test_a_name_that_no_url_can_have_is_refused_before_tracing(tmp_path, nothing_is_traced, field, text):
+    with pytest.raises(ExportError, match=rf"the model's {field} is .*clients take the dots out of a URL"):
+        export_bundle(make(Plain, 8, 4, 2), torch.randn(3, 8), tmp_path / "b", **{field: text})
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("options", [{"name": 5}, {"version": 2}, {"version": None}], ids=str)
+def test_so_is_one_that_is_no_string(tmp_path, nothing_is_traced, options):
+    ((field, given),) = options.items()
+    with pytest.raises(ExportError, match=f"{field} is {given}, expected a string"):
+        export_bundle(make(Plain, 8, 4, 2), torch.randn(3, 8), tmp_path / "b", **options)

@@ -151,3 +151,47 @@ def test_written_for_a_manifest_it_is_read_with_that_one_alone(tmp_path, manifes
     )
     with pytest.raises(BundleError, match=rf"operating_points\['full'\]: {exits + 1} thresholds for {exits} exits"):
         read_calibration(tmp_path, manifest)
+
+
+def fitted(temperature):
+    document = {"classes": 2, "has_optimum": True, "temperature": temperature}
+    return calibration.from_dict({"name": "temperature", "version": 1, "options": {}, "fitted": document})
+
+
+BOTH = Calibration(
+    {
+        FULL: full(3),
+        "fast": OperatingPoint((1.0, 2.0, -math.inf), 0.5, "fast", tuple(map(fitted, (1.5, 2.5, 3.5)))),
+        "slow": OperatingPoint((4.0, 2.0, -math.inf), 0.5, "slow", tuple(map(fitted, (1.5, 2.7, 3.7)))),
+        "first": OperatingPoint((1.0, math.inf, -math.inf), 0.5, "first", tuple(map(fitted, (1.5, 9.0, 3.9)))),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "exit", "temperature"),
+    [
+        (FULL, 0, 1.5),
+        (FULL, 1, 2.7),  # by the point that lets the fewest leave before
+        (FULL, 2, None),
+        ("fast", 1, 2.5),  # by its own wherever it has one
+        ("fast", 2, 3.5),
+        ("first", 0, 1.5),
+        ("first", 1, 2.7),  # not by the one of an exit that is switched off
+    ],
+)
+def test_a_shortened_point_is_calibrated_where_any_point_knows_the_exit(name, exit, temperature):
+    point = BOTH.point(name)
+    short = BOTH.stopping_at(point, exit)
+    assert short.thresholds == point.stopping_at(exit).thresholds
+    assert short.abstain_below == point.abstain_below
+    expected = calibration.get("identity") if temperature is None else fitted(temperature)
+    assert short.calibrator(exit) == expected
+
+
+@pytest.mark.parametrize("exit", [0, 1, 2])
+def test_it_is_left_as_it_is_where_nothing_is_known_or_it_is_the_users_own(exit):
+    alone = Calibration({FULL: full(3)})
+    assert alone.stopping_at(full(3), exit) == full(3).stopping_at(exit)
+    mine = OperatingPoint((math.inf, math.inf, -math.inf), 1.0, "mine")
+    assert BOTH.stopping_at(mine, exit) == mine.stopping_at(exit)

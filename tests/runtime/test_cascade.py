@@ -134,6 +134,32 @@ def test_probabilities_come_with_the_answer_or_when_somebody_asks(cascade, image
         at.predict({"x": images}, fetch=("gradients",))
 
 
+@pytest.mark.parametrize("rows", [1, 5, 300])
+@pytest.mark.parametrize("point", ["full", "fast"])
+@pytest.mark.parametrize("options", [{}, {"max_exit": 1}, {"allow_nonfinite": True}, {"fetch": "times"}], ids=str)
+def test_overwritten_inputs_are_found_when_somebody_asks_late(cascade, images, rows, point, options):
+    """A camera's buffer holds the next picture by then."""
+    at, held = cascade.at(point), images[:rows].copy()
+    fetched = at.predict({"x": images[:rows]}, **options | {"fetch": ("times", "probabilities")})
+    untouched = at.predict({"x": held}, **options)
+    np.testing.assert_allclose(untouched.probabilities, fetched.probabilities, atol=1e-6)
+    late = at.predict({"x": held}, **options)
+    held[-1:] = images[400]
+    with pytest.raises(InputError, match=r"probabilities can't be got any more: .*fetch=\('probabilities',\)"):
+        _ = late.probabilities
+    held[:] = images[:rows]
+    np.testing.assert_allclose(late.probabilities, fetched.probabilities, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [0, 2, 4])
+def test_so_is_another_array_in_the_callers_dictionary(cascade, images, rows):
+    inputs = {"x": images[:3]}
+    out = cascade.at("fast").predict(inputs)
+    inputs["x"] = images[3 : 3 + rows]
+    with pytest.raises(InputError, match="probabilities can't be got any more"):
+        _ = out.probabilities
+
+
 def test_logits_are_fetched_only_when_somebody_asks(cascade, images):
     class Watching(CpuExecutor):
         fetched: ClassVar[list[str]] = []

@@ -216,6 +216,21 @@ def test_doctor_says_what_is_here(capsys):
     assert {"python", "numpy", "onnxruntime", "cores", "affinity", "quota", "threads", "copies"} <= set(lines)
 
 
+@pytest.mark.parametrize(
+    ("tried", "code", "said"),
+    [
+        ({"AExecutionProvider": "no device", "BExecutionProvider": ""}, 0, "BExecutionProvider\nnot working     AExec"),
+        ({"AExecutionProvider": "no device"}, 1, "none of those that are installed works"),
+    ],
+)
+def test_doctor_tells_providers_that_work_from_those_that_are_only_installed(capsys, monkeypatch, tried, code, said):
+    monkeypatch.setattr("offramp.runtime.cli.doctor.tried_providers", lambda: tried)
+    ended, out, _ = run(capsys, "doctor")
+    assert ended == code
+    assert f"providers       {said}" in out
+    assert "not working     AExecutionProvider: no device" in out
+
+
 def test_doctor_says_what_is_missing(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     code, out, _ = run(capsys, "doctor")

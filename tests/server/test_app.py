@@ -25,7 +25,7 @@ def test_a_cascade_that_was_handed_in_stays_open(rows, listen, x):
 
 def test_without_a_bundle_the_error_says_how_to_name_one(monkeypatch):
     monkeypatch.delenv("OFFRAMP_BUNDLE", raising=False)
-    with pytest.raises(InputError, match="OFFRAMP_BUNDLE"):
+    with pytest.raises(InputError, match="name the bundle's folder: offramp serve BUNDLE, or OFFRAMP_BUNDLE"):
         create_app()
 
 

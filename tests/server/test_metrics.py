@@ -19,10 +19,12 @@ def test_the_counters_add_up_to_what_was_answered(fresh, rows, x):
         assert client.post("/v1/predict", json={"instances": part.tolist()}).status_code == 200
     assert server.metric("requests_total", outcome="ok") == 2
     assert server.metric("rows_total", operating_point="balanced") == 40
-    assert [server.metric("exits_total", exit=str(j)) for j in range(3)] == np.bincount(out.exit, minlength=3).tolist()
-    assert server.metric("abstentions_total") == out.abstain.sum() > 0
-    assert server.metric("flops_total") == out.flops.sum()
-    assert server.metric("flops_full_total") == 40 * rows.row_flops({"batch": 1})[-1] > out.flops.sum()
+    at = {"operating_point": "balanced"}
+    left = [server.metric("exits_total", exit=str(j), **at) for j in range(3)]
+    assert left == np.bincount(out.exit, minlength=3).tolist()
+    assert server.metric("abstentions_total", **at) == out.abstain.sum() > 0
+    assert server.metric("flops_total", **at) == out.flops.sum()
+    assert server.metric("flops_full_total", **at) == 40 * rows.row_flops({"batch": 1})[-1] > out.flops.sum()
     assert server.metric("request_duration_seconds_count") == 2
     assert server.metric("queue_duration_seconds_count", block="0") == 2
 
@@ -32,7 +34,22 @@ def test_what_ran_counts_the_rows_that_rode_along(fresh, rows, x):
     client.post("/v1/predict", json={"instances": x.tolist()})
     executed = [server.metric("flops_executed_total", block=str(k)) for k in range(3)]
     assert executed == list(rows.predict({"x": x}).executed)
-    assert sum(executed) >= server.metric("flops_total")
+    assert sum(executed) >= server.metric("flops_total", operating_point="balanced")
+
+
+def test_each_point_has_its_own_saving(fresh, rows, x):
+    """What is asked of the whole network on purpose doesn't lessen what another point is seen to save."""
+    server, client = fresh
+    for point in ("full", "balanced", "full"):
+        client.post("/v1/predict", json={"instances": x.tolist(), "operating_point": point})
+    whole = len(x) * rows.row_flops({"batch": 1})[-1]
+    for point, times in (("full", 2), ("balanced", 1)):
+        out = rows.at(point).predict({"x": x})
+        assert server.metric("flops_total", operating_point=point) == times * out.flops.sum()
+        assert server.metric("flops_full_total", operating_point=point) == times * whole
+        assert server.metric("abstentions_total", operating_point=point) == times * out.abstain.sum()
+        left = [server.metric("exits_total", exit=str(j), operating_point=point) for j in range(3)]
+        assert left == (times * np.bincount(out.exit, minlength=3)).tolist()
 
 
 def test_flops_of_the_full_model_are_those_of_each_rows_own_length(tokens, serve):
@@ -41,7 +58,7 @@ def test_flops_of_the_full_model_are_those_of_each_rows_own_length(tokens, serve
         client.post("/v1/predict", json={"instances": instances})
         full = [tokens.row_flops({"batch": 1, "seq": n})[-1] for n in (2, 5)]
         assert full[0] < full[1]
-        assert server.metric("flops_full_total") == sum(full)
+        assert server.metric("flops_full_total", operating_point=tokens.operating_point.name) == sum(full)
 
 
 @pytest.mark.parametrize(

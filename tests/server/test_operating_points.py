@@ -50,6 +50,14 @@ def test_nobody_goes_past_the_last_exit_and_the_others_stay_where_they_left(casc
     np.testing.assert_array_equal(held.label[stay], free.label[stay])
 
 
+@pytest.mark.parametrize("name", ["full", "balanced", "fast"])
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_a_request_that_stops_early_is_as_sure_as_the_runtime_is(cascade, points, name, last):
+    held, own = points.cascade(name, last).predict({"x": X}), cascade.at(name).predict({"x": X}, max_exit=last)
+    np.testing.assert_allclose(held.confidence, own.confidence, atol=1e-6)
+    np.testing.assert_array_equal(held.abstain, own.abstain)
+
+
 def test_a_cascade_is_made_once(points):
     assert points.cascade("full", 1) is points.cascade("full", 1)
     assert points.cascade("full", 1) is not points.cascade("full", 2)

@@ -13,11 +13,19 @@ def test_a_page_and_all_it_loads_come_from_this_server(client, page):
         reply = client.get(path)
         assert reply.status_code == 200, path
         assert reply.headers["content-security-policy"] == "default-src 'self'"
-        assert not re.search(r"(?:https?:)?//[a-z0-9-]+\.[a-z]", reply.text), path
+        text = reply.text.replace('xmlns="http://www.w3.org/2000/svg"', "")  # a name, which nobody fetches
+        assert not re.search(r"(?:https?:)?//[a-z0-9-]+\.[a-z]", text), path
         if reply.headers["content-type"].startswith("text/html"):
             loaded = [urljoin(path, link) for link in re.findall(r'(?:src|href)="([^"]+)"', reply.text)]
             pending += [link for link in loaded if link.startswith("/static/") and link not in seen]
-    assert len(seen) == 4, "a page, the look of all pages, its own style and its script"
+    assert len(seen) == 5, "a page, its icon, the look of all pages, its own style and its script"
+
+
+def test_a_browser_that_asks_for_an_icon_by_itself_gets_the_same_one(client):
+    icon = client.get("/favicon.ico")
+    assert icon.status_code == 200
+    assert icon.headers["content-type"].startswith("image/svg+xml")
+    assert icon.content == client.get("/static/icon.svg").content
 
 
 def test_the_live_page_reads_only_metrics_that_exist(client):

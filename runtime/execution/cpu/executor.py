@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.bundle import CASCADE_OUTPUTS, GATE_INPUTS, Block, Bundle, Segment
 from offramp.runtime.errors import InputError
-from offramp.runtime.execution.call import Again, AgainOf, Call
+from offramp.runtime.execution.call import Again, AgainOf, Call, not_again
 from offramp.runtime.execution.cpu.blocks import Blocks
 from offramp.runtime.execution.cpu.one_graph import answer_cascade_graph
 from offramp.runtime.execution.cpu.prepared import Prepared
@@ -129,7 +129,7 @@ class CpuExecutor:
         for count in dict.fromkeys((1, rows)):
             asked = {"batch": count, **sizes}
             call = Call(route, made_up_inputs(route.manifest, asked), asked, limit=rows)
-            self.answer(call, again=str)
+            self.answer(call, not_again)
 
     def close(self) -> None:
         self._sessions.close()

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from offramp.runtime.bundle import GATE_INPUTS, Block, Bundle, Segment
 from offramp.runtime.errors import InputError, RuntimeUnavailable
-from offramp.runtime.execution.call import Again, AgainOf, Call
+from offramp.runtime.execution.call import Again, AgainOf, Call, not_again
 from offramp.runtime.execution.calls import Calls
 from offramp.runtime.execution.device.buckets import buckets
 from offramp.runtime.execution.device.flow import Flow
@@ -113,7 +113,7 @@ class DeviceExecutor:
         for size in reversed(buckets(most)):
             asked = {"batch": IN_FLIGHT * size, **sizes}
             call = Call(route, made_up_inputs(route.manifest, asked), asked, limit=size)
-            Flow(call, self.graphs, self._lanes, self._constant, warm=True).answer(again=str)
+            Flow(call, self.graphs, self._lanes, self._constant, warm=True).answer(not_again)
 
     def close(self) -> None:
         self._calls.close()

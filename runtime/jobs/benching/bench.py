@@ -205,7 +205,13 @@ def _turns(
                 )
             )
     told(done=True)
-    notes = [f"fewer rows than a batch of {', '.join(short)} holds: rows are repeated there."] if short else []
+    notes = []
+    if short:
+        most = max(pool.rows for pool in picked.pools)  # rows of different shapes share no batch
+        rows = "1 row" if most == 1 else f"{most} different rows"
+        if len(picked.pools) > 1:
+            rows += " of one shape"
+        notes = [f"there are only {rows}: they were repeated to fill batches of {' and '.join(short)}."]
     return lines, measured, notes
 
 

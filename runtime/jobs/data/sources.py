@@ -93,8 +93,10 @@ class DataFile:
         first = self.manifest.inputs[0]
         return [(np.arange(inputs[first.name].shape[first.batch_axis]), inputs)]
 
-    def _raw(self, rows: Sequence[Any], start: int) -> list[tuple[Positions, Arrays]]:
+    def _raw(self, rows: Any, start: int) -> list[tuple[Positions, Arrays]]:
         assert self.preprocessor is not None
+        if isinstance(rows, np.ndarray):  # of texts or paths, or of pictures that are decoded already
+            rows = rows.tolist() if rows.dtype.kind in "US" else list(rows)
         if not isinstance(self.preprocessor, TextPreprocessor):
             rows = [_picture(row, self.table.path) for row in rows]
         try:
@@ -107,7 +109,7 @@ def open_data(path: str | Path, bundle: Bundle, *, prepared: bool = True) -> lis
     """The files of a data source in name order, their columns and labels checked; rows are read by `chunks`.
 
     path: a .npz, .npy or Parquet file with columns named as the model's inputs, and `labels`; if the bundle has
-        preprocessing, also a .txt (a text a line), .csv, .jsonl or Parquet with a `text` (pictures: `path`)
+        preprocessing, also a .txt (a text a line), .csv, .jsonl, .npz or Parquet with a `text` (pictures: `path`)
         column, and `labels` as class numbers or names; a folder of such files; or of pictures, one folder a class.
     prepared: False where raw rows are wanted as they stand (`raw_rows`), and nothing that prepares them is loaded.
     Raises InputError naming the file and the column at fault.
@@ -171,7 +173,7 @@ def _raw_column(table: Table, manifest: Manifest) -> str | None:
         return None
     raw = {Text: ("text",), Image: ("path", "image"), type(None): ()}[type(manifest.preprocess)]
     for name in raw:
-        if name in table.names and not isinstance(table, Npz):
+        if name in table.names:
             return name
     takes = f"the model takes {wanted}{f', or raw rows in a column {raw[0]!r}' if raw else ''}"
     if isinstance(table, Lines):
@@ -190,13 +192,15 @@ def _source(table: Table, column: str | None, manifest: Manifest, preprocessor: 
                     raise InputError(
                         f"{table.path}: column {given.name!r} has the shape {shape}, expected {given.shape}."
                     )
-        if named is not None:
-            counts[named] = table.rows(named)
-        if len(set(counts.values())) > 1:
-            raise InputError(f"{table.path}: columns have different numbers of rows: {counts}.")
-        rows = next(iter(counts.values()))
     else:
-        rows = table.rows(column)
+        if isinstance(table, Npz) and not table.shape(column):
+            raise InputError(f"{table.path}: column {column!r} is a single value, expected one a row.")
+        counts = {column: table.rows(column)}
+    if named is not None:
+        counts[named] = table.rows(named)
+    if len(set(counts.values())) > 1:
+        raise InputError(f"{table.path}: columns have different numbers of rows: {counts}.")
+    rows = next(iter(counts.values()))
     labels = None if named is None else _labels(table, named, rows, manifest.classes)
     return DataFile(table, rows, labels, column, manifest, preprocessor)
 

@@ -133,6 +133,24 @@ def test_what_was_not_fetched_of_a_hurried_answer_is_said_to_be_gone(cascade, x)
         _ = cascade.predict(x, deadline=time.monotonic()).probabilities
 
 
+@pytest.mark.parametrize("max_exit", [0, 1])
+def test_full_cut_short_is_as_sure_as_the_exit_is_calibrated_to_be(cascade, x, max_exit):
+    full, balanced = cascade.at("full"), cascade.operating_points["balanced"]  # which lets fewer leave than fast
+    out = full.predict(x, max_exit=max_exit)
+    assert (out.exit == max_exit).all()
+    alone = [math.inf] * max_exit + [-math.inf] * (3 - max_exit)
+    own = OperatingPoint(tuple(alone), full.operating_point.abstain_below, "own", balanced.calibrators)
+    same(out, cascade.at(own).predict(x))
+    np.testing.assert_allclose(out.probabilities.max(axis=1), out.confidence, atol=1e-5)
+
+
+@pytest.mark.parametrize("max_exit", [None, 0, 1])
+def test_what_was_only_timed_is_whole_so_the_rest_can_still_be_got(cascade, x, max_exit):
+    timed = cascade.predict(x, fetch=("times",), max_exit=max_exit)
+    np.testing.assert_array_equal(timed.probabilities.argmax(axis=1), timed.label)
+    np.testing.assert_allclose(timed.probabilities.max(axis=1), timed.confidence, atol=1e-5)
+
+
 def test_a_cascade_and_its_answers_say_what_they_are(cascade, x):
     out = cascade.predict(x, max_exit=0)
     assert repr(out).startswith("<Predictions: 120 rows; 120 at exit 0; ")

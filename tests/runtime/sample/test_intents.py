@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from offramp.runtime import Cascade, sample
+from offramp.runtime import Cascade, InputError, sample
 
 pytest.importorskip("tokenizers")
 EVERY = 5  # of the 1,000 sentences about other things
@@ -52,6 +52,15 @@ def test_it_abstains_on_what_is_none_of_its_intents(answers, truth):
         assert others.mean() > 0.8
         wrong = column["label"][: len(truth)] != truth
         assert wrong[known == 0].mean() < 0.025
+
+
+def test_a_tilde_is_ones_home_and_somebody_unknown_has_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert sample.intents("~/below/intents") == tmp_path / "below" / "intents"
+    with pytest.raises(InputError, match="intents already exists"):
+        sample.intents("~/below/intents")
+    with pytest.raises(InputError, match=r"folder is '~nobody_here/intents', whose home isn't known"):
+        sample.intents("~nobody_here/intents")
 
 
 def test_any_word_can_be_spelt(cascade):

@@ -1,12 +1,12 @@
 """Packed weights come back bit for bit, and damaged ones are refused."""
 
-import shutil
+import errno
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from offramp.runtime import BundleError
+from offramp.runtime import BundleError, InputError
 from offramp.runtime.sample.packing import PACKED, WeightPacker, unpack
 
 
@@ -50,6 +50,42 @@ def test_what_is_known_takes_a_quarter(tmp_path, turned):
     assert packed < 0.27 * whole
 
 
+@pytest.mark.parametrize("there", ["folder", "bundle", "file", "dead link"])
+def test_nothing_that_is_there_is_touched(tmp_path, there):
+    (tmp_path / "packed").mkdir()
+    made(tmp_path, [(8, 8, False)], []).pack(tmp_path, tmp_path / "packed")
+    back = tmp_path / "back"
+    if there == "file":
+        back.write_text("mine")
+    elif there == "dead link":
+        back.symlink_to(tmp_path / "nowhere")
+    else:
+        back.mkdir()
+        if there == "bundle":
+            (back / "weights.bin").write_text("mine")
+    with pytest.raises(InputError, match=r"back already exists, expected one that isn't there yet"):
+        unpack(tmp_path / "packed", back)
+    assert there != "bundle" or (back / "weights.bin").read_text() == "mine"
+
+
+def test_what_cannot_be_written_is_named_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    (tmp_path / "packed").mkdir()
+    made(tmp_path, [(8, 8, False)], []).pack(tmp_path, tmp_path / "packed")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"folder: .*back can't be written \(Not a directory\)"):
+        unpack(tmp_path / "packed", tmp_path / "file" / "back")
+
+    def full(source, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "packed" / "manifest.json").write_text("{}")
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.copyfile", full)
+        with pytest.raises(InputError, match=r"folder: .*back can't be written \(No space left on device\)"):
+            unpack(tmp_path / "packed", tmp_path / "back")
+    assert unpack(tmp_path / "packed", tmp_path / "back").is_dir(), "it can be tried again"
+
+
 @pytest.mark.parametrize("harm", [lambda b: b[:-30], lambda b: b"", lambda b: b"PK" + b[5:], None])
 def test_a_damaged_file_is_named(tmp_path, harm):
     (tmp_path / "packed").mkdir()
@@ -61,4 +97,4 @@ def test_a_damaged_file_is_named(tmp_path, harm):
         file.write_bytes(harm(file.read_bytes()))
     with pytest.raises(BundleError, match=r"weights\.npz: not packed weights"):
         unpack(tmp_path / "packed", tmp_path / "back")
-    shutil.rmtree(tmp_path / "back")
+    assert not (tmp_path / "back").exists()

@@ -94,9 +94,25 @@ def test_arrays_go_on_as_before(serve, texts):
 @pytest.mark.parametrize(
     ("instances", "message"),
     [
-        (["a", {"ids": [1], "mask": [1]}], r"instances\[1\] isn't a raw row as instances\[0\] is"),
-        (["a", None], r"instances\[1\] isn't a raw row"),
-        ([{"text": 3}], r"instances\[0\] lacks 'ids'"),
+        (
+            ["a", {"ids": [1], "mask": [1]}],
+            r"instances\[1\] has \['ids', 'mask'\], expected a text.*as instances\[0\] is",
+        ),
+        (["a", None], r"instances\[1\] is null, expected a text.*as instances\[0\] is"),
+        (["a", {"text": []}], r'instances\[1\]\["text"\] is a list, expected a text as a string'),
+        ([{"text": 3}], r'instances\[0\]\["text"\] is 3, expected a text as a string'),
+        ([{"text": None}, "a"], r'instances\[0\]\["text"\] is null, expected a text as a string'),
+        (
+            [{"txt": "a"}],
+            r"""instances\[0\] has \['txt'\], expected a text, .*{"text": "…"}, .* inputs \['ids', 'mask'\]""",
+        ),
+        ([{"b64": "YQ=="}], r"instances\[0\] has \['b64'\], expected a text"),
+        ([{"text": "a", "id": 7}], r"instances\[0\] has \['id', 'text'\], expected a text"),
+        ([{}], r"instances\[0\] has \[\], expected a text"),
+        ([5], r"instances\[0\] is 5, expected a text, as a string or"),
+        ([[5], "a"], r"instances\[0\] is a list, expected a text"),
+        ([True], r"instances\[0\] is true, expected a text"),
+        ([{"ids": [1]}], r"instances\[0\] lacks 'mask'"),
         (["\ud800"], "request body: Input data was truncated"),
         (["a" * 1_000_001], "instances: row 0 has 1000001 characters"),
     ],
@@ -116,6 +132,8 @@ def test_what_is_no_text_is_named(serve, texts, instances, message):
         (in_base64(b"no picture"), "can't be read as a PNG or JPEG picture"),
         (in_base64(png(0)[:40]), "can't be read as a PNG or JPEG picture"),
         ("/etc/passwd", "instances[0] isn't base64"),
+        ({"b64": 5}, 'instances[0]["b64"] is 5, expected a picture in base64 as a string'),
+        ({"text": "a"}, "instances[0] has ['text'], expected a picture in base64, as a string or"),
     ],
 )
 def test_what_is_no_picture_is_named_and_no_path_is_opened(serve, pictures, data, message):

@@ -102,9 +102,9 @@ def test_a_bundle_without_a_graph_of_the_whole_says_so_and_answers_alike(tmp_pat
 
 def test_fewer_rows_than_a_batch_are_repeated_and_that_is_said(tmp_path):
     found = bench(sample.BUNDLE, data(tmp_path, rows=9, labels=False), points=["fast"], **QUICK)
-    assert found.notes[-1] == "fewer rows than a batch of 32, 128 holds: rows are repeated there."
+    assert found.notes[-1] == "there are only 9 different rows: they were repeated to fill batches of 32 and 128."
     assert found.points[0]["accuracy"] is None
-    assert "note: fewer rows" in describe(found)
+    assert "note: there are only 9" in describe(found)
 
 
 def test_batches_have_the_size_asked_for_and_no_row_twice(tmp_path):

@@ -4,6 +4,7 @@ import json
 import zipfile
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from offramp.runtime import InputError, sample
@@ -11,6 +12,7 @@ from offramp.runtime.bundle import read_bundle
 from offramp.runtime.jobs.data.raw_rows import Lines, Pictures
 from offramp.runtime.jobs.data.sources import open_data
 from offramp.runtime.jobs.data.tables import Npy, Npz, Parquet
+from offramp.runtime.preprocess import Image, Text, TextPreprocessor
 
 ROWS, STEP = 50, 8
 X = np.random.default_rng(0).standard_normal((ROWS, 3, 4)).astype(np.float32)
@@ -247,6 +249,68 @@ def test_an_npz_may_have_objects_and_other_things_beside_the_inputs(tmp_path, di
     (chunk,) = source.chunks(0, 8)
     assert (chunk.parts[0][1]["x"] == SHARD).all()
     assert source.table.digest()
+
+
+class Raw:
+    """Stands for a bundle that takes texts or pictures; what its preprocessing is given is kept."""
+
+    def __init__(self, digits, spec):
+        self.manifest = msgspec.structs.replace(digits.manifest, preprocess=spec)
+        self.seen = []
+
+    def preprocessor(self):
+        return self
+
+    def parts(self, rows, *, first):
+        self.seen += rows
+        return [(np.arange(len(rows)), {"x": np.zeros((len(rows), 8, 8), np.uint8)})]
+
+
+class RawTexts(Raw, TextPreprocessor):
+    pass
+
+
+TEXT = Text(tokenizer="t", ids="x", max_length=8)
+PICTURE = Image(input="x", height=8, width=8)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("labels", [None, [3, -1, 0, 9], ["3", "", "0", "9"]])
+def test_an_npz_may_have_texts(tmp_path, digits, compressed, labels):
+    texts = ["what", "", "é \U0001f600", "a longer one"]
+    beside = {} if labels is None else {"labels": np.array(labels)}
+    (np.savez_compressed if compressed else np.savez)(tmp_path / "d.npz", text=np.array(texts), **beside)
+    bundle = RawTexts(digits, TEXT)
+    (source,) = open_data(tmp_path / "d.npz", bundle)
+    assert sum(chunk.rows for chunk in source.chunks(0, 3)) == source.rows == 4
+    assert bundle.seen == texts
+    assert {type(text) for text in bundle.seen} == {str}
+    assert (source.labels is None) if labels is None else source.labels.tolist() == [3, -1, 0, 9]
+
+
+def test_so_may_it_have_pictures_by_path_or_decoded(tmp_path, digits):
+    for column, values in (("path", np.array(["a.png", "b.png"])), ("image", np.ones((2, 5, 5, 3), np.uint8))):
+        np.savez(tmp_path / "d.npz", **{column: values})
+        bundle = Raw(digits, PICTURE)
+        (source,) = open_data(tmp_path / "d.npz", bundle)
+        assert sum(chunk.rows for chunk in source.chunks(0, 1)) == 2
+        first = bundle.seen[0]
+        assert first == tmp_path / "a.png" if column == "path" else first.shape == (5, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"text": np.array("alone")}, "column 'text' is a single value, expected one a row"),
+        ({"text": np.array(["a", "b"]), "labels": np.array([1])}, "columns have different numbers of rows"),
+        ({"text": np.array(["a", None])}, "holds Python objects"),
+        ({"words": np.array(["a"])}, "lacks the column 'x'.*or raw rows in a column 'text'"),
+    ],
+)
+def test_texts_of_an_npz_that_are_none_are_named(tmp_path, digits, arrays, message):
+    np.savez(tmp_path / "d.npz", **arrays)
+    with pytest.raises(InputError, match=rf"d\.npz: {message}"):
+        open_data(tmp_path / "d.npz", RawTexts(digits, TEXT))
 
 
 @pytest.mark.parametrize("name", ["x", "labels"])
