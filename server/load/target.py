@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit
 from offramp.runtime.bundle import Input, Manifest
 from offramp.runtime.errors import InputError
 from offramp.runtime.preprocess import Image, Text
-from offramp.server.protocols.inference import DTYPES
+from offramp.server.protocols.reading import DTYPES
 
 _PATIENCE = 30.0
 
