@@ -234,8 +234,8 @@ class Cascade:
         allow_nonfinite: let NaN and ±inf in float inputs pass; a row whose logits are NaN runs to the last exit, has
         the label -1 and abstains.
         max_exit: the last exit a row may leave from. deadline: seconds from now after which nothing more is begun;
-        the first open exit always answers, a block that runs is waited for. Rows that either cut short have the
-        answer of the last open exit that they reached, and are `involuntary`; both go from block to block.
+        the first open exit always answers, a block that runs is waited for; it goes from block to block. Rows that
+        either cut short have the answer of the last open exit that they reached, and are `involuntary`.
         stop: asked in front of each batch, and of each block where blocks are run one by one; once it says yes nothing
         more is begun and Stopped is raised.
 

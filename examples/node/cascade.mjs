@@ -16,7 +16,7 @@ cascade.exits.slice(0, -1).forEach((gate, j) => (bars[gate] = bar(thresholds[j])
 
 const session = await ort.InferenceSession.create(`${bundle}/${cascade.file}`);
 const rows = read(file); // {"input's name": {"dims": [rows, …], "data": [numbers, …]}, …}
-const feeds = { thresholds: new ort.Tensor("float32", bars, [bars.length]) };
+const feeds = { thresholds: new ort.Tensor("float32", bars, [1, bars.length]) }; // one row for all
 for (const { name, dtype } of inputs) feeds[name] = new ort.Tensor(dtype, rows[name].data, rows[name].dims);
 const { label, score, exit } = await session.run(feeds, ["label", "score", "exit"]); // one entry a row, in their order
 for (const [k, number] of label.data.entries())
