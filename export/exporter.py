@@ -280,6 +280,7 @@ def _add_cascade_graph(
             "gates": count,
             "exits": list(range(count)),
             "outputs": list(CASCADE_OUTPUTS),
+            "thresholds_per_row": True,
         }
         (folder / MANIFEST).write_bytes(seal({**document, "files": files, "cascade": cascade_graph}))
         verify_cascade_graph(folder, probe, reference, company)

@@ -32,7 +32,8 @@ GATE_INPUTS = ("gate.scale", "gate.bias", "gate.inv_temperature")
 DTYPES = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()  # noqa: SIM905
 )
-# Of the cascade graph: a float32 threshold an exit but the last, +inf closes it; and the answers, row by row.
+# Of the cascade graph: float32 thresholds, a row or one for all rows, an entry an exit but the last, where +inf lets
+# nobody leave and -inf everybody; and the answers, row by row.
 CASCADE_INPUTS = ("thresholds",)
 CASCADE_OUTPUTS = ("label", "score", "exit", "logits")
 
@@ -106,18 +107,20 @@ class CascadeGraph(msgspec.Struct, frozen=True, kw_only=True):
     """One graph with all blocks, gates and compactions in it: rows leave and the rest goes on inside.
 
     It has `gates` exits, the last one always open; exits[j] is the one that the manifest's exit j is.
-    outputs: its outputs, by name and in order. A graph whose aren't CASCADE_OUTPUTS is of an earlier offramp, and
-    isn't run.
+    outputs: its outputs, by name and in order. thresholds_per_row: whether each row may have its own thresholds.
+    A graph that differs in these, the outputs being CASCADE_OUTPUTS, is of an earlier offramp, and isn't run.
     """
 
     file: str
     gates: int
     exits: list[int]
     outputs: list[str] = []
+    thresholds_per_row: bool = False
 
     @property
     def runs(self) -> bool:
-        return tuple(self.outputs) == CASCADE_OUTPUTS
+        """Whether it is one as this offramp writes and runs it."""
+        return tuple(self.outputs) == CASCADE_OUTPUTS and self.thresholds_per_row
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):

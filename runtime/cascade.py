@@ -236,8 +236,8 @@ class Cascade:
         max_exit: the last exit a row may leave from. Where the point has that exit switched off, as `full` has all but
         the last, confidence there is by the calibrator of another of the bundle's points, if any has one: see
         `Calibration.stopping_at`. deadline: seconds from now after which nothing more is begun; the first open exit
-        always answers, a block that runs is waited for. Rows that either cut short have the answer of the last open
-        exit that they reached, and are `involuntary`; both go from block to block.
+        always answers, a block that runs is waited for; it goes from block to block. Rows that either cut short have
+        the answer of the last open exit that they reached, and are `involuntary`.
         stop: asked in front of each batch, and of each block where blocks are run one by one; once it says yes nothing
         more is begun and Stopped is raised.
 

@@ -46,7 +46,7 @@ async function main([bundle, file, point = "full"]) {
   const bars = thresholds(bundle, cascade, point);
   const rows = read(file);
   const { default: ort } = await import("onnxruntime-node").catch(() => fail("onnxruntime-node isn't there: npm install onnxruntime-node."));
-  const feeds = { thresholds: new ort.Tensor("float32", bars, [bars.length]) };
+  const feeds = { thresholds: new ort.Tensor("float32", bars, [1, bars.length]) }; // one row for all
   for (const input of inputs) feeds[input.name] = tensor(ort, file, input, rows);
   const session = await ort.InferenceSession.create(`${bundle}/${cascade.file}`, { logSeverityLevel: 4 });
   const { label, score, exit } = await session.run(feeds, ["label", "score", "exit"]); // one entry a row, in their order

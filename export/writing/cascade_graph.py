@@ -7,14 +7,17 @@ Python, which at batch 1 was a third of MiniLM's time.
 
     block 0 -> head 0 -> If(anybody left): gather -> block 1 -> head 1 -> If(anybody left): ...
 
-One input beside the model's, with an entry for every exit but the last: the thresholds; at +inf an exit is closed
-and its head doesn't run. Outputs, one entry a row in the order of the rows: label, score, the exit that the row left
-from, and its logits there. So whoever has ONNX Runtime, in any language, has the whole cascade.
+One input beside the model's, the thresholds: a row for each row of the batch or one for all of them, with an entry for
+every exit but the last. At +inf a row doesn't leave there, and if none of those that got there may, the head doesn't
+run; at -inf every row leaves, one with a NaN score too. Outputs, one entry a row in the order of the rows: label,
+score, the exit that the row left from, and its logits there. So whoever has ONNX Runtime, in any language, has the
+whole cascade.
 """
 
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,18 +27,24 @@ from offramp.runtime.errors import ExportError
 from onnx import TensorProto, helper
 
 _KINDS = ("label", "score", "exit", "logits")  # as in CASCADE_OUTPUTS
-_FIRST_AXIS = "cascade.first_axis"
-_NEVER = "cascade.never"
+_ALWAYS = "cascade.always"
 _OWN = re.compile(r"cascade\.|(block|exit)_\d+\.")  # how the graph's own values begin
 _LEAST_IR = 4  # before, every weight had to be an input as well, which a subgraph has none of
 
 
-def _threshold(k: int) -> str:
-    return f"exit_{k}.threshold"
+@dataclass(frozen=True)
+class _Rows:
+    """The rows in front of a block, by the names of their values in its scope.
 
+    state: what the block takes, by the manifest's names. bars: their thresholds; as they were given in front of the
+    first block, and a row for each behind it. places: (n, 1) where they are in the batch; "" in front of the first
+    block, where they are all of it. so_far: the answers of the whole batch, to be written over for these rows.
+    """
 
-def _open(k: int) -> str:
-    return f"exit_{k}.open"
+    state: Mapping[str, str]
+    bars: str
+    places: str = ""
+    so_far: tuple[str, ...] = ()
 
 
 class CascadeGraphWriter:
@@ -45,6 +54,7 @@ class CascadeGraphWriter:
         """document: the manifest. protos: one a block, in order, each ending in an exit with a plain gate."""
         self._document = document
         self._protos = protos
+        self._last = len(protos) - 1
         self._classes = len(document["classes"])
         self._axes = {name: tensor["batch_axis"] for name, tensor in document["tensors"].items()} | {
             given["name"]: given["shape"].index("batch") for given in document["inputs"]
@@ -57,23 +67,12 @@ class CascadeGraphWriter:
         taken = [i.name for i in inputs if i.name in (*CASCADE_INPUTS, *CASCADE_OUTPUTS) or _OWN.match(i.name)]
         if taken:
             raise ExportError(f"the model has an input {taken[0]!r}, which is what the cascade graph calls its own.")
-        early = len(self._protos) - 1
         (bars,) = CASCADE_INPUTS
-        inputs.append(helper.make_tensor_value_info(bars, TensorProto.FLOAT, [early]))
-        switches = [
-            helper.make_node("Less", [bars, _NEVER], ["cascade.open"]),
-            helper.make_node("Split", [bars], [_threshold(j) for j in range(early)], axis=0, num_outputs=early),
-            helper.make_node("Split", ["cascade.open"], [_open(j) for j in range(early)], axis=0, num_outputs=early),
-        ]
-        names = {i["name"]: i["name"] for i in self._document["inputs"]}
-        nodes, weights = self._from_block(0, names, CASCADE_OUTPUTS)
-        constants = [
-            helper.make_tensor(_FIRST_AXIS, TensorProto.INT64, [1], [0]),
-            helper.make_tensor(_NEVER, TensorProto.FLOAT, [], [math.inf]),
-        ]
-        body = helper.make_graph(
-            [*switches, *nodes], "cascade", inputs, self._answers(CASCADE_OUTPUTS), [*weights, *constants]
-        )
+        inputs.append(helper.make_tensor_value_info(bars, TensorProto.FLOAT, [None, self._last]))
+        state = {i["name"]: i["name"] for i in self._document["inputs"]}
+        nodes, weights = self._from_block(0, _Rows(state, bars), CASCADE_OUTPUTS)
+        weights.append(helper.make_tensor(_ALWAYS, TensorProto.FLOAT, [], [-math.inf]))
+        body = helper.make_graph(nodes, "cascade", inputs, self._answers(CASCADE_OUTPUTS), weights)
         return helper.make_model(
             body,
             producer_name="offramp",
@@ -81,30 +80,28 @@ class CascadeGraphWriter:
             opset_imports=first.opset_import,
         )
 
-    def _answers(self, names: tuple[str, ...]) -> list[onnx.ValueInfoProto]:
+    def _answers(self, names: Iterable[str]) -> list[onnx.ValueInfoProto]:
+        """The kinds of answer, each with an entry for every row of the batch."""
         kinds = (TensorProto.INT64, TensorProto.FLOAT, TensorProto.INT32, TensorProto.FLOAT)
-        shapes: list[list[Any]] = [["batch"], ["batch"], ["batch"], ["batch", self._classes]]
-        if names != CASCADE_OUTPUTS:  # fewer rows than in the batch
-            shapes = [[None], [None], [None], [None, self._classes]]
+        shapes: tuple[list[Any], ...] = (["batch"], ["batch"], ["batch"], ["batch", self._classes])
         return [helper.make_tensor_value_info(*v) for v in zip(names, kinds, shapes, strict=True)]
 
     def _from_block(
-        self, k: int, names: Mapping[str, str], answers: tuple[str, ...]
+        self, k: int, rows: _Rows, answers: tuple[str, ...]
     ) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
-        """Nodes and weights from block k on. names: what the state in front of it is called in this scope.
+        """Nodes and weights from block k on, which make the answers of the whole batch. rows: those in front of it.
 
         Weights stand in the very subgraph that uses them: ONNX Runtime doesn't pack those of an outer one.
         """
         proto, exit_ = self._protos[k].graph, self._document["exits"][k]
-        rename = _Renamer(proto, f"block_{k}.", names)
+        rename = _Renamer(proto, f"block_{k}.", rows.state)
         prefix = f"exit_{k}."
         nodes = [rename.node(n) for n in proto.node]
         label, score, logits = (rename(exit_[kind]) for kind in ("label", "score", "logits"))
         here = [label, score, f"{prefix}exit", logits]
-        if k == len(self._protos) - 1:
+        if k == self._last:
             nodes = _needed(nodes, [label, score, logits])
-            nodes += _same_for_all(k, label, here[2], prefix)
-            nodes += [helper.make_node("Identity", [a], [b]) for a, b in zip(here, answers, strict=True)]
+            nodes += [*_same_for_all(k, label, here[2], prefix), *_written(rows, here, answers)]
             return nodes, rename.weights(nodes)
         follow = {name: rename(name) for name in self._following(k)}
         trunk = _needed(nodes, follow.values())
@@ -114,55 +111,59 @@ class CascadeGraphWriter:
         again = {name: prefix + name for name in rename.weights_of(trunk) & rename.weights_of(head)}
         head = [_reading(n, again) for n in head]
         here = [again.get(name, name) for name in here]
-        head += _same_for_all(k, here[0], here[2], prefix)
-        asked, told = self._ask(k, prefix, head, here, next(iter(follow.items())), rename.weights(head, again))
-        stays, *here = told
-        left = helper.make_node("Size", [stays], [prefix + "left"])
-        anybody = helper.make_node("Cast", [prefix + "left"], [prefix + "anybody"], to=TensorProto.BOOL)
-        inner = {name: f"{prefix}stays.{name}" for name in follow}
-        go_on = [
-            helper.make_node("Gather", [now, stays], [inner[name]], axis=self._axes[name])
-            for name, now in follow.items()
-        ]
-        later = tuple(f"{prefix}later.{kind}" for kind in _KINDS)
-        more, weights = self._from_block(k + 1, inner, later)
-        every = tuple(f"{prefix}every.{kind}" for kind in _KINDS)
-        joined = self._join(k, prefix, stays, here, later, every)
-        only = tuple(f"{prefix}only.{kind}" for kind in _KINDS)
-        done = [helper.make_node("Identity", [a], [b]) for a, b in zip(here, only, strict=True)]
+        asked, stay, so_far = self._ask(k, rows, head, here, next(iter(follow.items())), rename.weights(head, again))
+        count, go_on, onward = self._gather(k, rows, stay, follow, so_far)
+        later, only = (tuple(f"{prefix}{which}.{kind}" for kind in _KINDS) for which in ("later", "only"))
+        more, weights = self._from_block(k + 1, onward, later)
+        done = [helper.make_node("Identity", [a], [b]) for a, b in zip(so_far, only, strict=True) if a]
+        if not so_far[2]:
+            done.append(_first_exit(stay, only[2]))
         branch = helper.make_node(
             "If",
             [prefix + "anybody"],
             list(answers),
-            then_branch=helper.make_graph([*go_on, *more, joined], f"{prefix}on", [], self._answers(every), weights),
+            then_branch=helper.make_graph([*go_on, *more], f"{prefix}on", [], self._answers(later), weights),
             else_branch=helper.make_graph(done, f"{prefix}done", [], self._answers(only)),
         )
-        return [*trunk, asked, left, anybody, branch], rename.weights(trunk)
+        return [*trunk, *asked, *count, branch], rename.weights(trunk)
 
-    def _join(
-        self,
-        k: int,
-        prefix: str,
-        stays: str,
-        here: list[str],
-        later: tuple[str, ...],
-        every: tuple[str, ...],
-    ) -> onnx.NodeProto:
-        """The answers of the rows that left here, and in their places those of the rows that went on."""
-        at = prefix + "places"
-        mixed = tuple(f"{prefix}mixed.{kind}" for kind in _KINDS)
-        places = [_constant(prefix + "column", TensorProto.INT64, [1], [1])]
-        places += [helper.make_node("Unsqueeze", [stays, prefix + "column"], [at])]
-        scattered = [helper.make_node("ScatterND", [a, at, b], [c]) for a, b, c in zip(here, later, mixed, strict=True)]
-        passed = tuple(f"{prefix}passed.{kind}" for kind in _KINDS)
-        identity = [helper.make_node("Identity", [a], [b]) for a, b in zip(later, passed, strict=True)]
-        return helper.make_node(
-            "If",
-            [_open(k)],
-            list(every),
-            then_branch=helper.make_graph([*places, *scattered], f"{prefix}mix", [], self._answers(mixed)),
-            else_branch=helper.make_graph(identity, f"{prefix}pass", [], self._answers(passed)),
-        )
+    def _gather(
+        self, k: int, rows: _Rows, stay: str, follow: Mapping[str, str], so_far: tuple[str, ...]
+    ) -> tuple[list[onnx.NodeProto], list[onnx.NodeProto], _Rows]:
+        """Nodes that find out whether anybody stays; nodes that gather those who do; and what they are called then.
+
+        Compress takes the mask as it is: with row numbers for Gather each tensor would wait for two operations more.
+        """
+        prefix = f"exit_{k}."
+        places, bars = prefix + "places", prefix + "bars"
+        state = {name: f"{prefix}stays.{name}" for name in follow}
+        go_on = [
+            helper.make_node("Compress", [now, stay], [state[name]], axis=self._axes[name])
+            for name, now in follow.items()
+        ]
+        if rows.so_far:
+            counted = places
+            count = [helper.make_node("Compress", [rows.places, stay], [places], axis=0)]
+            thresholds = [helper.make_node("Compress", [rows.bars, stay], [bars], axis=0)]
+        else:
+            counted = prefix + "rows"
+            count = [helper.make_node("NonZero", [stay], [counted])]
+            go_on.append(helper.make_node("Transpose", [counted], [places]))
+            so_far = (*so_far[:2], prefix + "exit", so_far[3])
+            go_on.append(_first_exit(stay, so_far[2]))
+            # One row for all: its number is what remains of any place divided by 1.
+            thresholds = [
+                helper.make_node("Shape", [rows.bars], [prefix + "bars.count"], end=1),
+                helper.make_node("Mod", [places, prefix + "bars.count"], [prefix + "bars.places"]),
+                helper.make_node("GatherND", [rows.bars, prefix + "bars.places"], [bars]),
+            ]
+        if k + 1 < self._last:
+            go_on += thresholds
+        count += [
+            helper.make_node("Size", [counted], [prefix + "left"]),
+            helper.make_node("Cast", [prefix + "left"], [prefix + "anybody"], to=TensorProto.BOOL),
+        ]
+        return count, go_on, _Rows(state, bars, places, so_far)
 
     def _following(self, k: int) -> list[str]:
         """The state behind block k, whatever later blocks take of it."""
@@ -174,53 +175,86 @@ class CascadeGraphWriter:
     def _ask(
         self,
         k: int,
-        prefix: str,
+        rows: _Rows,
         head: list[onnx.NodeProto],
-        reached: list[str],
+        here: list[str],
         state: tuple[str, str],
         weights: list[onnx.TensorProto],
-    ) -> tuple[onnx.NodeProto, tuple[str, ...]]:
-        """The head and the decision, if the exit is open; else everybody stays. Row numbers, then an answer's kinds."""
-        score = reached[1]
-        made = {name for n in head for name in n.output}
-        # What the trunk made, as the logits of a head that a later one adds to, can't be given back as it is.
-        given = [name if name in made else f"{prefix}given.{kind}" for kind, name in enumerate(reached)]
+    ) -> tuple[list[onnx.NodeProto], str, tuple[str, ...]]:
+        """The head and the decision, if the exit is open to any of the rows here; else everybody stays.
+
+        Returns the nodes, the mask of who stays, and the answers of the whole batch so far. Behind exit 0 these lack
+        the exit (""), which follows from the mask.
+        """
+        prefix = f"exit_{k}."
+        threshold, lowest, closed = prefix + "threshold", prefix + "lowest", prefix + "closed"
+        switch = [
+            _constant(prefix + "column", TensorProto.INT64, [], [k]),
+            helper.make_node("Gather", [rows.bars, prefix + "column"], [threshold], axis=1),
+            helper.make_node("ReduceMin", [threshold], [lowest], keepdims=0),
+            helper.make_node("IsInf", [lowest], [closed], detect_negative=0),
+        ]
+        first = not rows.so_far
+        kinds = [kind for kind in _KINDS if not (first and kind == "exit")]
+        given = {kind: name for kind, name in zip(_KINDS, here, strict=True) if kind in kinds}
+        if first:  # what the trunk made, as the logits of a head that a later one adds to, can't be given back as it is
+            made = {name for n in head for name in n.output}
+            handed = {kind: name if name in made else f"{prefix}given.{kind}" for kind, name in given.items()}
+            writes = [helper.make_node("Identity", [a], [handed[kind]]) for kind, a in given.items() if a not in made]
+        else:
+            handed = {kind: f"{prefix}given.{kind}" for kind in kinds}
+            writes = [*_same_for_all(k, here[0], here[2], prefix), *_written(rows, here, tuple(handed.values()))]
         asked = [
             *head,
-            *(helper.make_node("Identity", [a], [b]) for a, b in zip(reached, given, strict=True) if a != b),
-            helper.make_node("GreaterOrEqual", [score, _threshold(k)], [prefix + "leaves"]),
-            helper.make_node("Not", [prefix + "leaves"], [prefix + "stay"]),
-            helper.make_node("NonZero", [prefix + "stay"], [prefix + "rows"]),
-            helper.make_node("Squeeze", [prefix + "rows", _FIRST_AXIS], [prefix + "stays"]),
+            *writes,
+            # A NaN reaches no threshold but -inf, which no score is: they saturate at the largest float32.
+            helper.make_node("IsNaN", [given["score"]], [prefix + "unknown"]),
+            helper.make_node("Where", [prefix + "unknown", _ALWAYS, given["score"]], [prefix + "reached"]),
+            helper.make_node("Less", [prefix + "reached", threshold], [prefix + "stay"]),
         ]
-        name, now = state
-        axis = self._axes[name]
-        passed = [prefix + "shut." + kind for kind in ("stays", *_KINDS)]
-        shut = [
-            helper.make_node("Shape", [now], [prefix + "shut.shape"], start=axis, end=axis + 1),
-            helper.make_node("Squeeze", [prefix + "shut.shape", _FIRST_AXIS], [prefix + "shut.count"]),
-            _constant(prefix + "shut.zero", TensorProto.INT64, [], [0]),
-            _constant(prefix + "shut.one", TensorProto.INT64, [], [1]),
-            helper.make_node("Range", [prefix + "shut.zero", prefix + "shut.count", prefix + "shut.one"], [passed[0]]),
-            _constant(passed[1], TensorProto.INT64, [0], []),
-            _constant(passed[2], TensorProto.FLOAT, [0], []),
-            _constant(passed[3], TensorProto.INT32, [0], []),
-            _constant(passed[4], TensorProto.FLOAT, [0, self._classes], []),
-        ]
-        told = tuple(prefix + kind for kind in ("who", *(f"here.{kind}" for kind in _KINDS)))
-
-        def values(names: Iterable[str]) -> list[onnx.ValueInfoProto]:
-            first, *rest = names
-            return [helper.make_tensor_value_info(first, TensorProto.INT64, [None]), *self._answers(tuple(rest))]
-
+        stay = prefix + "stays"
+        told, passed = ({kind: f"{prefix}{which}.{kind}" for kind in kinds} for which in ("here", "shut"))
+        shut = self._pass_by(rows, state, prefix + "shut.", passed)
         node = helper.make_node(
             "If",
-            [_open(k)],
-            list(told),
-            then_branch=helper.make_graph(asked, f"{prefix}asked", [], values([prefix + "stays", *given]), weights),
-            else_branch=helper.make_graph(shut, f"{prefix}shut", [], values(passed)),
+            [closed],
+            [stay, *told.values()],
+            then_branch=helper.make_graph(shut, f"{prefix}shut", [], self._told(prefix + "shut.stay", passed)),
+            else_branch=helper.make_graph(asked, f"{prefix}asked", [], self._told(prefix + "stay", handed), weights),
         )
-        return node, told
+        return [*switch, node], stay, tuple(told.get(kind, "") for kind in _KINDS)
+
+    def _told(self, stay: str, answers: Mapping[str, str]) -> list[onnx.ValueInfoProto]:
+        """The mask, and those kinds of answer that there are."""
+        all_kinds = self._answers([answers.get(kind, "") for kind in _KINDS])
+        return [helper.make_tensor_value_info(stay, TensorProto.BOOL, [None]), *(v for v in all_kinds if v.name)]
+
+    def _pass_by(
+        self, rows: _Rows, state: tuple[str, str], prefix: str, answers: Mapping[str, str]
+    ) -> list[onnx.NodeProto]:
+        """What a closed exit does: everybody stays, and the answers so far remain what they are.
+
+        In front of the first open exit there are none: they are made, to be written over.
+        """
+        name, now = state
+        axis, count, shape = self._axes[name], prefix + "count", prefix + "shape"
+        everybody = helper.make_tensor("everybody", TensorProto.BOOL, [1], [True])
+        stays = [
+            helper.make_node("Shape", [now], [count], start=axis, end=axis + 1),
+            helper.make_node("ConstantOfShape", [count], [prefix + "stay"], value=everybody),
+        ]
+        if rows.so_far:
+            before = zip(rows.so_far, answers.values(), strict=True)
+            return stays + [helper.make_node("Identity", [a], [b]) for a, b in before]
+        whole = helper.make_tensor("whole", TensorProto.INT64, [1], [0])
+        return [
+            *stays,
+            helper.make_node("ConstantOfShape", [count], [answers["label"]], value=whole),
+            helper.make_node("ConstantOfShape", [count], [answers["score"]]),
+            _constant(prefix + "classes", TensorProto.INT64, [1], [self._classes]),
+            helper.make_node("Concat", [count, prefix + "classes"], [shape], axis=0),
+            helper.make_node("ConstantOfShape", [shape], [answers["logits"]]),
+        ]
 
 
 def _unused(given: Mapping[str, Any]) -> onnx.ValueInfoProto:
@@ -235,6 +269,19 @@ def _same_for_all(k: int, label: str, exit: str, prefix: str) -> list[onnx.NodeP
     return [
         helper.make_node("Shape", [label], [prefix + "count"]),
         helper.make_node("ConstantOfShape", [prefix + "count"], [exit], value=number),
+    ]
+
+
+def _first_exit(stay: str, exit: str) -> onnx.NodeProto:
+    """Exit 0 for each row that leaves there. Whoever stays gets another number later."""
+    return helper.make_node("Cast", [stay], [exit], to=TensorProto.INT32)
+
+
+def _written(rows: _Rows, here: Iterable[str], answers: Iterable[str]) -> list[onnx.NodeProto]:
+    """The answers of the whole batch, with those of the rows here in their places."""
+    return [
+        helper.make_node("ScatterND", [a, rows.places, b], [c])
+        for a, b, c in zip(rows.so_far, here, answers, strict=True)
     ]
 
 

@@ -90,7 +90,7 @@ class Executor(Protocol):
     ) -> list[NDArray[Any]]:
         """Run the cascade graph on checked inputs: its CASCADE_OUTPUTS.
 
-        thresholds: as `threshold_inputs` makes them. Raises InputError where it can't be run.
+        thresholds: as `threshold_inputs` or `threshold_rows` makes them. Raises InputError where it can't be run.
         """
 
     def warm_up(self, route: Route, sizes: Mapping[str, int], rows: int) -> None:

@@ -68,16 +68,34 @@ class Step:
 
 
 def threshold_inputs(graph: CascadeGraph, thresholds: Sequence[float]) -> dict[str, NDArray[Any]]:
-    """What the cascade graph takes beside the model's inputs, for the thresholds of all exits but the last."""
-    bars = np.full(graph.gates - 1, np.inf, np.float32)
+    """What the cascade graph takes beside the model's inputs, for the thresholds of all exits but the last.
+
+    (1, gates - 1): one row of thresholds, for however many rows.
+    """
+    bars = np.full((1, graph.gates - 1), np.inf, np.float32)
     for gate, threshold in zip(graph.exits[:-1], thresholds, strict=True):
-        bars[gate] = rounded_up(threshold)
+        bars[0, gate] = rounded_up(threshold)
     (name,) = CASCADE_INPUTS
     return {name: bars}
 
 
+def threshold_rows(routes: Sequence["Route"], of_row: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """As `threshold_inputs`, for a batch whose rows follow different routes over one bundle with a cascade graph.
+
+    of_row: (N,), which of the routes each row follows. Every route can be said so, also one whose own calls run another
+    graph. Gives (N, gates - 1), or (1, gates - 1) where there is but one route.
+    """
+    (name,) = CASCADE_INPUTS
+    rows = [route.thresholds[name] for route in routes]
+    return {name: rows[0] if len(rows) == 1 else np.concatenate(rows)[of_row]}
+
+
 class Route:
-    """What all calls at one operating point share: stages, what to ask of each, and what rows cost."""
+    """What all calls at one operating point share: stages, what to ask of each, and what rows cost.
+
+    thresholds: its thresholds for the cascade graph, {} if there is none. threshold_inputs: the same, None where the
+    route's own calls run something else.
+    """
 
     def __init__(self, manifest: Manifest, gate: Gate) -> None:
         self.manifest = manifest
@@ -94,7 +112,10 @@ class Route:
             for logits in (False, True)
             for routing in (False, True)
         }
-        self.threshold_inputs = self._threshold_inputs()
+        graph = manifest.cascade
+        self.thresholds = {} if graph is None else threshold_inputs(graph, gate.point.thresholds[:-1])
+        # What is one graph anyway needs no gates.
+        self.threshold_inputs = None if graph is None or len(self.stages) == 1 else self.thresholds
         # Requests come in few sizes; evaluating the expressions anew costs more than a small block's gate.
         self._costs = lru_cache(maxsize=1024)(self._evaluate)
 
@@ -102,17 +123,6 @@ class Route:
         """The same stages and exits for a point out of every row's reach, which abstains on none."""
         whole = replace(self.gate.point.out_of_reach(), abstain_below=-math.inf)
         return Route(self.manifest, Gate(whole, len(self.manifest.exits)))
-
-    def _threshold_inputs(self) -> dict[str, NDArray[Any]] | None:
-        """This route's thresholds for the cascade graph; None where blocks have to be run one by one.
-
-        That graph asks exits for nothing but a score that reaches a threshold. A threshold of -inf lets NaN leave
-        too, which it can't say; and what is one graph anyway needs no gates.
-        """
-        graph, thresholds = self.manifest.cascade, self.gate.point.thresholds[:-1]
-        if graph is None or len(self.stages) == 1 or -math.inf in thresholds:
-            return None
-        return threshold_inputs(graph, thresholds)
 
     def _step(self, k: int, logits: bool, routing: bool) -> Step:
         stage, manifest = self.stages[k], self.manifest

@@ -1,7 +1,9 @@
 """The cascade graph that is written answers row by row, in one run of ONNX Runtime that needs nothing of offramp."""
 
+import json
 from collections import Counter
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -42,26 +44,52 @@ def drawn(manifest, rows=ROWS, seed=0):
 class Written:
     """A written cascade graph, opened by itself, beside every exit's outputs for the same rows."""
 
-    def __init__(self, bundle):
-        self.file = bundle / "cascade.onnx"
+    def __init__(self, bundle, unknown=()):
+        """unknown: rows that are no numbers."""
+        self.bundle, self.file = bundle, bundle / "cascade.onnx"
         self.session = onnxruntime.InferenceSession(str(self.file))
         with Cascade.load(bundle, threads=1) as cascade:
             self.inputs = drawn(cascade.manifest)
-            self.records = cascade.record(self.inputs)
+            for row in unknown:
+                self.inputs["x"][row] = np.nan
+            self.records = cascade.record(self.inputs, allow_nonfinite=True)
         self.exits = len(self.records.logits)
 
     def run(self, bars, inputs=None):
-        (name,) = CASCADE_INPUTS
-        return self.session.run(list(CASCADE_OUTPUTS), {name: np.float32(bars), **(inputs or self.inputs)})
+        """bars: thresholds of all rows, or of each one."""
+        return run(self.session, inputs or self.inputs, bars)
 
     def expected(self, bars):
         """Label, score, exit and logits of every row, found out one by one."""
-        exits = [
-            next(j for j, bar in enumerate([*bars, -np.inf]) if self.records.score[j, row] >= bar)
-            for row in range(ROWS)
-        ]
+        exits = [leaves_at(self.records.score[:, row], mine) for row, mine in enumerate(of_each_row(bars))]
         at = (np.array(exits), np.arange(ROWS))
         return self.records.label[at], self.records.score[at], exits, np.stack(self.records.logits)[at]
+
+
+def run(session, inputs, bars):
+    (name,) = CASCADE_INPUTS
+    return session.run(list(CASCADE_OUTPUTS), {name: np.atleast_2d(np.float32(bars)), **inputs})
+
+
+def leaves_at(scores, bars):
+    """The exit that a row leaves from, in plain Python."""
+    for j, bar in enumerate(bars):
+        if scores[j] >= bar or bar == -np.inf:
+            return j
+    return len(bars)
+
+
+def of_each_row(bars, rows=ROWS):
+    return bars if isinstance(bars[0], list) else [bars] * rows
+
+
+def check(found, expected):
+    label, score, exits, logits = found
+    assert exits.tolist() == expected[2]
+    known = ~np.isnan(expected[1])
+    assert label[known].tolist() == expected[0][known].tolist()
+    np.testing.assert_allclose(score, expected[1], atol=1e-4)
+    np.testing.assert_allclose(logits, expected[3], atol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +107,11 @@ def written(request, write):
     return write(request.param)
 
 
+@pytest.fixture(scope="module")
+def unknown(write):
+    return Written(write("plain").bundle, unknown=(1, 2, 7))
+
+
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_it_gives_every_row_the_answer_of_the_exit_that_it_leaves_from(written, data):
@@ -90,22 +123,84 @@ def test_it_gives_every_row_the_answer_of_the_exit_that_it_leaves_from(written, 
     bars = [
         float((e[k] + e[k + 1]) / 2) if open_ else np.inf for e, k, open_ in zip(edges, places, opened, strict=True)
     ]
-    label, score, exits, logits = written.run(bars)
-    expected = written.expected(bars)
-    assert exits.tolist() == expected[2]
-    assert label.tolist() == expected[0].tolist()
-    np.testing.assert_allclose(score, expected[1], atol=1e-4)
-    np.testing.assert_allclose(logits, expected[3], atol=1e-4)
+    check(written.run(bars), written.expected(bars))
+
+
+def rules(scores):
+    """One exit's threshold: closed, open to all, or between two scores: a difference in the last bit moves nobody."""
+    edges = np.concatenate([[-1e30], np.sort(scores[~np.isnan(scores)]), [1e30]])
+    return st.one_of(
+        st.sampled_from([np.inf, -np.inf]), st.integers(0, len(edges) - 2).map(lambda k: float(edges[k : k + 2].mean()))
+    )
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_each_row_follows_its_own_thresholds(written, data):
+    row = st.tuples(*(rules(s) for s in written.records.score[:-1])).map(list)
+    bars = data.draw(st.lists(row, min_size=ROWS, max_size=ROWS))
+    check(written.run(bars), written.expected(bars))
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_rows_without_a_number_leave_where_everybody_does_and_nowhere_before(unknown, data):
+    row = st.tuples(*(rules(s) for s in unknown.records.score[:-1])).map(list)
+    bars = data.draw(st.one_of(row, st.lists(row, min_size=ROWS, max_size=ROWS)))
+    check(unknown.run(bars), unknown.expected(bars))
+
+
+@pytest.mark.parametrize("exit", [0, 1])
+def test_a_row_that_ties_with_its_own_threshold_leaves_and_one_just_below_it_stays(write, exit):
+    written = write("plain")
+    closed = [np.inf] * exit
+    score = written.run([*closed, *[-np.inf] * (2 - exit)])[1]
+    bars = [
+        [*closed, s if row % 2 else np.nextafter(s, np.float32(np.inf)), *[np.inf] * (1 - exit)]
+        for row, s in enumerate(score)
+    ]
+    assert written.run(bars)[2].tolist() == [exit if row % 2 else 2 for row in range(ROWS)]
+
+
+@pytest.mark.parametrize("bars", [[0.3, 0.2], [np.inf, 0.4], [-1.0, np.inf], [-np.inf, 0.0], [np.inf, np.inf]])
+def test_thresholds_that_are_the_same_for_all_rows_may_be_said_once(written, bars):
+    bars = bars[: written.exits - 1]
+    for one, each in zip(written.run(bars), written.run([bars] * ROWS), strict=True):
+        assert np.array_equal(one, each)
+
+
+@pytest.mark.parametrize(
+    ("bars", "products"),
+    [
+        ([[-np.inf, 0.0]], 2),
+        ([[np.inf, np.inf]], 4),
+        ([[np.inf, -np.inf]], 3),
+        ([[1e30, 1e30]], 6),
+        ([[-np.inf, 0.0], [np.inf, np.inf]], 5),  # who would be asked at exit 1 isn't there any more
+        ([[-np.inf, np.inf], [np.inf, 1e30]], 6),
+    ],
+    ids=str,
+)
+def test_nothing_is_run_for_rows_that_have_left_nor_a_head_that_nobody_asks(tmp_path, bars, products):
+    """Each block and each head of the chain is one product."""
+    bundle = export_bundle(chain(tmp_path), None, tmp_path / "b")
+    options = onnxruntime.SessionOptions()
+    options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
+    session = onnxruntime.InferenceSession(str(bundle / "cascade.onnx"), options)
+    run(session, {"x": np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)}, bars)
+    events = json.loads(Path(session.end_profiling()).read_text())
+    assert sum(e.get("args", {}).get("op_name") == "MatMul" for e in events) == products
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 5])
 def test_it_takes_any_number_of_rows(write, rows):
     written = write("plain")
     inputs = {"x": written.inputs["x"][:rows]}
-    for bars in ([-1e30, -1e30], [np.inf, np.inf], [1e30, np.inf], [np.inf, -1e30]):
-        label, score, exits, logits = written.run(bars, inputs)
-        assert (len(label), len(score), len(exits), logits.shape) == (rows, rows, rows, (rows, 4))
-        assert set(exits.tolist()) <= {next(j for j, bar in enumerate([*bars, -np.inf]) if bar < 0)}
+    for bars in ([-1e30, -1e30], [np.inf, np.inf], [1e30, np.inf], [np.inf, -1e30], [-np.inf, 0.0]):
+        for given_ in (bars, np.tile(np.float32(bars), (rows, 1))):
+            label, score, exits, logits = written.run(given_, inputs)
+            assert (len(label), len(score), len(exits), logits.shape) == (rows, rows, rows, (rows, 4))
+            assert set(exits.tolist()) <= {next(j for j, bar in enumerate([*bars, -np.inf]) if bar < 0)}
 
 
 def test_when_everybody_left_the_deeper_blocks_are_not_entered(written):

@@ -16,7 +16,7 @@ from offramp.export import export_bundle
 from offramp.runtime import BundleError, Cascade, OperatingPoint
 from offramp.runtime.bundle import CascadeGraph
 from offramp.runtime.execution.cpu.executor import CpuExecutor
-from offramp.runtime.execution.route import threshold_inputs
+from offramp.runtime.execution.route import threshold_inputs, threshold_rows
 from offramp.runtime.files import seal
 from onnx import TensorProto, helper
 from toys import SEQUENCE, BatchSecond, CrossRow, Everything, Masked, MultiScale, Plain, make
@@ -123,19 +123,85 @@ def test_a_row_without_a_number_runs_to_the_end_and_has_no_label(plain):
             assert (answer.exit[others] == 0).all()
 
 
-def test_a_threshold_that_the_graph_cannot_say_goes_from_block_to_block(plain):
-    with Cascade.load(plain, threads=1) as cascade:
+def test_where_everybody_leaves_a_row_without_a_number_does_too(plain):
+    with Cascade.load(plain, threads=1, operating_point=OperatingPoint((math.inf, -math.inf, -math.inf))) as cascade:
         inputs = inputs_of(cascade, 3)
         inputs["x"][1] = np.nan
-        answer = cascade.at(OperatingPoint((math.inf, -math.inf, -math.inf))).predict(inputs, allow_nonfinite=True)
-    assert answer.exit.tolist() == [1, 1, 1], "at -inf a NaN leaves too"
+        answer = cascade.predict(inputs, allow_nonfinite=True)
+        assert answer.exit.tolist() == [1, 1, 1]
+        assert answer.label[1] == -1
+        assert answer.executed[2] == 0
+        assert cascade.executor.opened == {"cascade.onnx"}
+
+
+@pytest.mark.parametrize("exit", [0, 1, 2])
+@pytest.mark.parametrize("rows", [0, 1, 30])
+def test_going_no_further_than_an_exit_is_one_run_of_the_graph(plain, rows, exit):
+    point = OperatingPoint((0.7, 0.7, -math.inf), abstain_below=1.0)
+    with Cascade.load(plain, threads=1, operating_point=point) as cascade:
+        inputs = inputs_of(cascade, rows)
+        inputs["x"][1::5] = np.nan
+        one = cascade.predict(inputs, max_exit=exit, allow_nonfinite=True)
+        assert cascade.executor.opened == {"cascade.onnx"}
+        two = in_series(cascade).predict(inputs, max_exit=exit, allow_nonfinite=True)
+        check(one, two)
+        np.testing.assert_array_equal(one.involuntary, two.involuntary)
+        np.testing.assert_array_equal(one.abstain, two.abstain)
+        assert not any(one.executed[exit + 1 :])
+        assert one.involuntary.any() == (rows > 1 and exit < 2)
+
+
+def test_rows_of_different_points_share_a_batch(bundle):
+    with Cascade.load(bundle, threads=1) as cascade:
+        if not cascade.manifest.rows_independent:
+            pytest.skip("its rows are run one by one")
+        inputs = inputs_of(cascade, 40)
+        floats = "x" in inputs
+        if floats:
+            inputs["x"].reshape(40, -1)[::7] = np.nan
+        score = cascade.record(inputs, allow_nonfinite=True).score
+        rng = np.random.default_rng(0)
+        for turn in range(8):
+            points = [middling(score, rng) for _ in range(1 + turn % 4)]
+            routes = [cascade.at(point).route for point in points]
+            of_row = rng.integers(0, len(points), 40)
+            given = threshold_rows(routes, of_row)
+            assert given["thresholds"].shape == (40 if len(points) > 1 else 1, len(score) - 1)
+            label, reached, exits, _ = cascade.executor.run_cascade_graph(inputs, given)
+            for k, point in enumerate(points):
+                mine = of_row == k
+                alone = in_series(cascade.at(point)).predict(inputs, allow_nonfinite=floats)
+                np.testing.assert_array_equal(routes[k].exit_of_gate(exits)[mine], alone.exit[mine])
+                np.testing.assert_allclose(reached[mine], alone.score[mine], atol=1e-4)
+                known = mine & (alone.label >= 0)
+                np.testing.assert_array_equal(label[known], alone.label[known])
+
+
+def middling(score, rng):
+    """A point with thresholds between two scores, closed, or open to all, that may go no further than some exit."""
+    bars = []
+    for s in score[:-1]:
+        known = np.sort(s[~np.isnan(s)])
+        k = rng.integers(len(known) - 1)
+        bars.append(rng.choice([float(known[k : k + 2].mean()), math.inf, -math.inf], p=[0.7, 0.2, 0.1]))
+    return OperatingPoint((*bars, -math.inf)).stopping_at(int(rng.integers(len(score))))
+
+
+def test_a_point_that_runs_another_graph_by_itself_may_share_a_batch_all_the_same(plain):
+    with Cascade.load(plain) as cascade:
+        whole, early = cascade.route, cascade.at(OperatingPoint((0.5, -math.inf, -math.inf))).route
+        assert whole.threshold_inputs is None
+        given = threshold_rows([whole, early], np.array([1, 0]))["thresholds"]
+    assert given.dtype == np.float32
+    assert given.tolist() == [[0.5, -math.inf], [math.inf, math.inf]]
 
 
 @given(st.floats(allow_nan=False, allow_infinity=True), st.floats(width=32, allow_nan=False))
 @settings(max_examples=300, deadline=None)
 def test_rounding_a_threshold_moves_no_score_across_it(threshold, score):
     made = threshold_inputs(CascadeGraph(file="x", gates=2, exits=[0, 1], outputs=[]), [threshold])
-    bar = made["thresholds"][0]
+    assert made["thresholds"].shape == (1, 1)
+    bar = made["thresholds"][0, 0]
     assert bar.dtype == np.float32
     score = np.float32(score)
     assert (score >= bar) == (float(score) >= threshold) or bar == np.inf
@@ -146,7 +212,7 @@ def test_rounding_a_threshold_moves_no_score_across_it(threshold, score):
 def test_scores_that_saturate_do_not_reach_what_is_above_them(threshold):
     made = threshold_inputs(CascadeGraph(file="x", gates=2, exits=[0, 1], outputs=[]), [threshold])
     largest = np.finfo(np.float32).max
-    assert bool(largest >= made["thresholds"][0]) == (float(largest) >= threshold)
+    assert bool(largest >= made["thresholds"][0, 0]) == (float(largest) >= threshold)
 
 
 @pytest.mark.parametrize(
@@ -181,10 +247,11 @@ def test_a_bundle_without_one_still_answers(plain, tmp_path):
         check(old.at(point).predict(inputs), new.at(point).predict(inputs))
 
 
-def test_a_graph_of_an_earlier_offramp_is_not_run_and_that_is_said(plain, tmp_path):
+@pytest.mark.parametrize("missing", ["outputs", "thresholds_per_row"])
+def test_a_graph_of_an_earlier_offramp_is_not_run_and_that_is_said(plain, tmp_path, missing):
     folder = shutil.copytree(plain, tmp_path / "b")
     document = json.loads((folder / "manifest.json").read_text())
-    del document["cascade"]["outputs"], document["digest"]
+    del document["cascade"][missing], document["digest"]
     (folder / "manifest.json").write_bytes(seal(document))
     point = OperatingPoint((0.0, 0.5, -math.inf))
     with pytest.warns(UserWarning, match=r"cascade\.onnx is of an earlier offramp"):
