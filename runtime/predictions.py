@@ -144,7 +144,7 @@ class Predictions:
             asked = self._again(kind)
             if not self._same_as(asked):
                 raise InputError(
-                    f"{kind} can't be got any more: the inputs are no longer those that were answered. "
+                    f"{kind} can't be got any more: asked again, the rows get other answers, as overwritten inputs do. "
                     f"Predict with fetch=({kind!r},), or leave the arrays as they are until then."
                 )
             self._fetched[kind] = asked.fetched(kind)
