@@ -81,7 +81,7 @@ def receive(pipe: RawIOBase, kind: Any) -> Any:
     fill(pipe, length)
     data = bytearray(int.from_bytes(length, "little"))
     fill(pipe, data)
-    return msgspec.json.decode(data, type=kind)
+    return msgspec.json.Decoder(kind).decode(data)
 
 
 def fill(pipe: RawIOBase, data: bytearray | memoryview) -> None:
