@@ -8,10 +8,11 @@ from fastapi import FastAPI
 from offramp.runtime.bundle import own_version
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
+from offramp.runtime.execution.cpu.session import available_threads
 from offramp.server import metrics, operating_points, pages
 from offramp.server.dataplane import DataPlane
 from offramp.server.decoding.decoders import Decoders
-from offramp.server.engine import DirectEngine
+from offramp.server.engine import BatchingEngine, Overload
 from offramp.server.memory import Memory
 from offramp.server.protocols import inference, predict
 from offramp.server.protocols.error_responses import add_error_handlers
@@ -41,7 +42,15 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
     check_names(cascade.manifest)
     points = operating_points.OperatingPoints(cascade)
     counters = metrics.Metrics(cascade.manifest, points.points)
-    engine = DirectEngine(points, counters, lanes=settings.lanes, max_queued_rows=settings.max_queued_rows)
+    engine = BatchingEngine(
+        points,
+        counters,
+        lanes=settings.lanes or _lanes(settings),
+        max_queued_rows=settings.max_queued_rows,
+        batching=settings.batching,
+        stalled_after=settings.stalled_after,
+        overload=_overload(settings, points),
+    )
     memory = Memory(settings.max_bytes_in_flight)
     raw = RawRows(cascade, settings.max_decoded_bytes)
     limits = Limits(settings.max_decoded_bytes, settings.row_limit)
@@ -84,6 +93,20 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
         app.include_router(router)
     add_schemas(app, [*predict.SCHEMAS, *inference.SCHEMAS])
     return app
+
+
+def _lanes(settings: Settings) -> int:
+    """One batch's answers are made out while the other runs: a fifth more rows a second on two cores."""
+    return 2 if settings.device == "cpu" and available_threads() > 1 else 1
+
+
+def _overload(settings: Settings, points: operating_points.OperatingPoints) -> Overload | None:
+    name = settings.overload_operating_point
+    if name is None:
+        return None
+    if name not in points.points:
+        raise InputError(f"overload_operating_point is {name!r}, expected one of {list(points.points)}.")
+    return Overload(name, settings.overload_rows)
 
 
 def load(bundle: str | Path | None, settings: Settings) -> Cascade:

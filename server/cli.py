@@ -115,6 +115,7 @@ def _busy(host: str, port: int, error: OSError) -> InputError:
 
 def serve(cascade: Cascade, settings: Settings, listeners: Sequence[socket.socket]) -> int:
     app = create_app(cascade, settings)
+    app.state.engine.measure()
     try:
         # Two sockets may be bound to one address as long as neither listens: the second is told here.
         for listener in listeners:

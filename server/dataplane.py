@@ -112,6 +112,8 @@ class DataPlane:
             probabilities=fields.probabilities,
             timeout=fields.timeout,
             priority=fields.priority,
+            named=fields.operating_point is not None,
+            deadline=fields.deadline,
         )
 
 

@@ -1,32 +1,34 @@
-"""The engine: rows wait here for their turn, run off the event loop, and come back as answers.
+"""The engine: rows of many requests wait here, run together off the event loop, and are answered when they leave.
 
-`Engine` is all that the protocols know. `DirectEngine` runs each request by itself; one that batches rows
-of several requests fits behind the same three verbs.
+`Engine` is all that the protocols know.
 """
 
 import asyncio
 import math
 import threading
 import time
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-from offramp.runtime.errors import Stopped
-from offramp.runtime.execution.answers import Answers
-from offramp.runtime.inputs import rows_of
-from offramp.server.errors import QueueFull, Unavailable
+from offramp.runtime.execution.answers import Ids
+from offramp.server.errors import Unavailable
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
 from offramp.server.patience import Patience
-from offramp.server.query import PRIORITIES, Answer, Query
+from offramp.server.query import Answer, Query
+from offramp.server.scheduling.choice import Ways
+from offramp.server.scheduling.dispatch import Dispatch
+from offramp.server.scheduling.job import Job, Rows
+from offramp.server.scheduling.outcome import Outcome
+from offramp.server.scheduling.padding import Padding
+from offramp.server.scheduling.scheduler import Batch, Way
 
-# A request runs in pieces of at most this many rows: eight of the cascade's batches, since the few half-filled ones
-# at a piece's end cost under 2%. And of at most so many FLOPs, or as many as lately ran in so many seconds: one whose
-# client has left stops soon, however long its rows are, and what a batch needs beside its rows stays small.
-_PIECE, _PIECE_FLOPS, _PIECE_SECONDS = 1024, 32 * 10**9, 0.25
 _LAST_BATCH = 0.5  # seconds that lanes get for what they have begun when nobody waits for it any more
 _SHUTTING_DOWN = "the server is shutting down."
+Told = Callable[[Job, Ids], None]
 
 
 class Engine(Protocol):
@@ -34,10 +36,12 @@ class Engine(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether `infer` takes new queries."""
+        """Whether `infer` takes new queries, and those that are here get on."""
 
-    async def infer(self, query: Query, patience: Patience) -> Answer:
+    async def infer(self, query: Query, patience: Patience, told: Told | None = None) -> Answer:
         """Answer a query.
+
+        told: called with the job and the ids of its rows, each time that some have been answered.
 
         Raises QueueFull, Unavailable at once when they apply, whatever else is running. Cancelling the call takes
         the rows out of the queue, or stops them soon if they are running; so does patience that is over.
@@ -54,65 +58,25 @@ class Engine(Protocol):
         """Whether nothing runs any more."""
 
 
-@dataclass(eq=False)
-class _Job:
-    query: Query
-    loop: asyncio.AbstractEventLoop
-    answer: "asyncio.Future[Answer]"
-    arrived: float
-    patience: Patience
-    abandoned: bool = False  # set by the event loop, read by the lane between two batches
+@dataclass(frozen=True)
+class Overload:
+    """operating_point: for requests that name none, while at least so many rows wait."""
 
-    def over(self) -> bool:
-        """Whether nobody waits for the answer any more."""
-        return self.abandoned or self.patience.over
-
-    def resolve(self, answer: Answer | BaseException) -> None:
-        """Hand the outcome to the event loop; from a lane."""
-
-        def set_result() -> None:
-            if self.answer.done():
-                return
-            if isinstance(answer, BaseException):
-                self.answer.set_exception(answer)
-            else:
-                self.answer.set_result(answer)
-
-        try:
-            self.loop.call_soon_threadsafe(set_result)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            self.abandoned = True
+    operating_point: str
+    rows: int
 
 
-@dataclass
-class _Speed:
-    """Rows, or FLOPs, a second, lately."""
+class _Caller:
+    """Who waits for a job, and where."""
 
-    per_second: float = 0.0
-    _weight: float = field(default=0.3, repr=False)
-
-    def saw(self, amount: int, seconds: float) -> None:
-        now = amount / max(seconds, 1e-9)
-        self.per_second += (now - self.per_second) * (self._weight if self.per_second else 1.0)
-
-    def seconds_for(self, amount: int) -> float:
-        return min(amount / self.per_second, 60.0) if self.per_second else 1.0
+    def __init__(self, told: Told | None) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[Answer] = self.loop.create_future()
+        self.told = told
 
 
-def rows_at_once(row_flops: int, flops_per_second: float = 0.0) -> int:
-    """Rows of a piece: a long row costs more, and who leaves waits for one piece to end.
-
-    flops_per_second: what has run lately, 0 if nothing has.
-    """
-    most = max(_PIECE_FLOPS, flops_per_second * _PIECE_SECONDS)
-    return max(1, min(_PIECE, int(most / max(row_flops, 1))))
-
-
-class DirectEngine:
-    """Runs each query by itself, in lanes: threads of their own, so the event loop is never held up.
-
-    The queue is bounded in rows. Within a priority, first come, first served.
-    """
+class BatchingEngine:
+    """Batches of all requests' rows, run by lanes: threads that pick their work themselves under one lock."""
 
     def __init__(
         self,
@@ -121,38 +85,55 @@ class DirectEngine:
         *,
         lanes: int = 1,
         max_queued_rows: int = 65_536,
+        batching: str = "auto",
+        stalled_after: float = 60.0,
+        overload: Overload | None = None,
     ) -> None:
-        self._points = points
-        self._metrics = metrics
-        self._max_queued_rows = max_queued_rows
-        self._lane_count = lanes
+        """max_queued_rows: that may wait in all. batching: one of BATCHING. stalled_after: seconds that a batch may
+        run until the engine isn't ready any more.
+        """
+        self._points, self._metrics, self._overload = points, metrics, overload
+        self._lane_count, self._stalled_after = lanes, stalled_after
+        self._last_exit = len(points.exits) - 1
+        self._padding = Padding(points.cascade(points.default, self._last_exit).manifest)
+        self._ways = Ways(points, self._padding, batching)
+        metrics.batching(self._ways.through_graph)
         self._lanes: list[threading.Thread] = []
         self._change = threading.Condition()  # guards everything below
-        self._waiting: dict[int, OrderedDict[_Job, None]] = {p: OrderedDict() for p in PRIORITIES}
-        self._queued_rows = 0
+        self._dispatch = Dispatch(max_queued_rows, metrics.queued)
         self._unfinished = 0
+        self._began: dict[int, float] = {}  # since when each busy lane runs its batch
         self._open, self._last = True, math.inf
-        self._jobs: set[_Job] = set()  # of callers that wait; the event loop's alone
-        self._rows, self._flops = _Speed(), _Speed()
+        self._callers: dict[Job, _Caller] = {}  # changed by the event loop alone
 
     @property
     def ready(self) -> bool:
-        return self._open
+        stuck = time.monotonic() - self._stalled_after
+        return self._open and not any(began < stuck for began in list(self._began.values()))
 
     @property
     def queued_rows(self) -> int:
         """Rows that wait; those that run have left the queue."""
-        return self._queued_rows
+        return self._dispatch.queued_rows
 
-    async def infer(self, query: Query, patience: Patience) -> Answer:
+    def measure(self, seconds: float = 1.0) -> None:
+        """Time what blocks take here, before the first query: how rows are batched is decided by that."""
+        self._ways.measure(seconds)
+
+    async def infer(self, query: Query, patience: Patience, told: Told | None = None) -> Answer:
         if not self._open:
             raise Unavailable(_SHUTTING_DOWN)
-        job = self._admit(query, patience)
-        self._jobs.add(job)
+        job, way = self._job(query, patience)
+        if not query.rows:
+            return job.answer()
+        caller = self._callers[job] = _Caller(told)
         try:
-            return await job.answer
+            self._admit(job, way)
+            if query.deadline is not None:
+                caller.loop.call_later(query.deadline, self._expire, job)
+            return await caller.answer
         finally:
-            self._jobs.discard(job)
+            del self._callers[job]
             self._withdraw(job)
 
     async def close(self, within: float = math.inf) -> None:
@@ -161,9 +142,9 @@ class DirectEngine:
         last = self._last = min(self._last, time.monotonic() + within)
         while self._unfinished and time.monotonic() < last:
             await asyncio.sleep(0.02)
-        for job in self._jobs:
-            if not job.answer.done():
-                job.answer.set_exception(Unavailable(_SHUTTING_DOWN))
+        for caller in self._callers.values():
+            if not caller.answer.done():
+                caller.answer.set_exception(Unavailable(_SHUTTING_DOWN))
         with self._change:
             self._change.notify_all()
         if first:
@@ -175,93 +156,144 @@ class DirectEngine:
     def stopped(self) -> bool:
         return not any(lane.is_alive() for lane in self._lanes)
 
-    def _admit(self, query: Query, patience: Patience) -> _Job:
-        loop = asyncio.get_running_loop()
-        job = _Job(query, loop, loop.create_future(), time.monotonic(), patience)
+    def _job(self, query: Query, patience: Patience) -> tuple[Job, Way]:
+        point, overload = query.operating_point, self._overload
+        if overload is not None and not query.named and self.queued_rows >= overload.rows:
+            point = overload.operating_point
+        cascade = self._points.cascade(point, query.max_exit)
+        job = Job(query, cascade.route, patience, time.monotonic())
+        job.point = point
+        if point != query.operating_point or query.max_exit != self._last_exit:
+            job.own = self._points.cascade(query.operating_point, self._last_exit).route
+        return job, self._ways.of(job, cascade)
+
+    def _admit(self, job: Job, way: Way) -> None:
+        groups = [
+            Rows(g.arrays, None, g.positions, self._padding.sizes(g.sizes), job.route.costs(g.sizes).exits)
+            for g in job.query.groups
+        ]
         with self._change:
-            if self._queued_rows + query.rows > self._max_queued_rows:
-                raise QueueFull(
-                    f"the queue is full: {self._queued_rows} rows wait, {query.rows} more would pass "
-                    f"{self._max_queued_rows}. Try again later.",
-                    self._rows.seconds_for(self._queued_rows),
-                )
-            self._waiting[query.priority][job] = None
-            self._count(query.rows)
+            self._dispatch.admit(job, way, groups)
             self._unfinished += 1
+            job.admitted = True
             self._start_lanes()
             self._change.notify()
-        return job
 
-    def _withdraw(self, job: _Job) -> None:
+    def _withdraw(self, job: Job) -> None:
         """The caller is done with a job: answered, timed out or cancelled."""
         with self._change:
-            job.abandoned = True
-            if job in self._waiting[job.query.priority]:
-                del self._waiting[job.query.priority][job]
-                self._count(-job.query.rows)
+            if job.admitted:
+                self._dispatch.forget(job)
                 self._unfinished -= 1
 
-    def _count(self, rows: int) -> None:
-        self._queued_rows += rows
-        self._metrics.queued(self._queued_rows)
+    def _expire(self, job: Job) -> None:
+        """In the event loop: a job's deadline has passed. Once each row has any answer, that is what it gets."""
+        with self._change:
+            answered = self._dispatch.expire(job)
+        if answered:
+            self._finish(job)
 
     def _start_lanes(self) -> None:
         # On the first query rather than at construction: a fork in between would lose the threads.
         while len(self._lanes) < self._lane_count:
-            lane = threading.Thread(target=self._lane, name=f"offramp-lane-{len(self._lanes)}", daemon=True)
+            number = len(self._lanes)
+            lane = threading.Thread(target=self._lane, args=(number,), name=f"offramp-lane-{number}", daemon=True)
             self._lanes.append(lane)
             lane.start()
 
-    def _lane(self) -> None:
-        while (job := self._next()) is not None:
+    def _lane(self, number: int) -> None:
+        while (batch := self._next(number)) is not None:
             started = time.monotonic()
-            self._metrics.waited(started - job.arrived)
-            try:
-                answer = self._run(job)
-                if answer is not None:
-                    self._rows.saw(job.query.rows, time.monotonic() - started)
-                    job.resolve(answer)
-            except BaseException as error:
-                job.resolve(error)
-            finally:
-                with self._change:
-                    self._unfinished -= 1
-                del job
+            outcome = self._run(batch)
+            with self._change:
+                del self._began[number]
+                late = self._dispatch.ran(batch, outcome, started, time.monotonic())
+                if self._ways.saw(batch, [job.answers.exit[ids] for job, ids in outcome.settled]):
+                    self._metrics.batching(self._ways.through_graph)
+                if outcome.onward:
+                    self._change.notify()
+            if outcome.executed:
+                self._metrics.ran(outcome.executed)
+            self._tell(outcome.settled)
+            for job in late:
+                self._call(job, partial(self._finish, job))
+            del batch, outcome, late
 
-    def _next(self) -> _Job | None:
-        """The job whose turn it is; waits for one. None when the engine has closed."""
+    def _next(self, number: int) -> Batch | None:
+        """The batch whose turn it is; waits for one. None when the engine has closed."""
         with self._change:
             while True:
-                for level in self._waiting.values():
-                    if level:
-                        job, _ = level.popitem(last=False)
-                        self._count(-job.query.rows)
-                        return job
-                if not self._open:
+                now = time.monotonic()
+                taken = self._dispatch.take(now)
+                if taken is not None:
+                    break
+                if not self._open and not self._unfinished:
                     return None
-                self._change.wait()
+                self._change.wait(None if self._open else 0.1)
+            batch, begun = taken
+            self._began[number] = now
+        self._metrics.batch(batch.rows, batch.place.stage)
+        for job in begun:
+            self._metrics.waited(now - job.arrived)
+        return batch
 
-    def _run(self, job: _Job) -> Answer | None:
-        """Answer a job, piece by piece; None if its caller leaves or its time is over meanwhile."""
-        query = job.query
-        cascade = self._points.cascade(query.operating_point, query.max_exit)
-        answers = Answers(query.rows, len(cascade.classes) if query.probabilities else None)
-        fetch = ("probabilities",) if query.probabilities else ()
-        for group in query.groups:
-            at, row_flops = 0, int(cascade.row_flops(group.sizes)[query.max_exit])
-            while at < len(group.positions):
-                rows = slice(at, at + rows_at_once(row_flops, self._flops.per_second))
-                piece = rows_of(group.arrays, cascade.manifest, rows.start, rows.stop)
-                started = time.monotonic()
-                try:
-                    out = cascade.predict(piece, fetch=fetch, stop=job.over)
-                except Stopped:
-                    return None
-                self._flops.saw(sum(out.executed), time.monotonic() - started)
-                self._metrics.ran(out.executed)
-                answers.place(group.positions[rows], out)
-                at = rows.stop
-        if job.over():
-            return None
-        whole = sum(int(cascade.row_flops(group.sizes)[-1]) * len(group.positions) for group in query.groups)
-        return Answer.of(answers, flops_full=whole)
+    def _run(self, batch: Batch) -> Outcome:
+        """Run a batch. If that fails, whose rows are to blame is found out by running each request's by themselves."""
+        try:
+            outcome: Outcome = batch.place.way.run(batch)
+            return outcome
+        except Exception as error:
+            if len({id(part.waiting.owner) for part in batch.parts}) == 1:
+                self._fail(batch.parts[0].waiting.owner, error)
+                return Outcome()
+        whole = Outcome()
+        for part in batch.parts:
+            whole.add(self._run(Batch(batch.place, [part], part.stop - part.start)))
+        return whole
+
+    def _fail(self, job: Job, error: BaseException) -> None:
+        def set_exception() -> None:
+            caller = self._callers.get(job)
+            if caller is not None and not caller.answer.done():
+                caller.answer.set_exception(error)
+
+        self._call(job, set_exception)
+
+    def _tell(self, settled: list[tuple[Job, Ids]]) -> None:
+        """Hand answered rows to the event loop, all of a batch at once."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Job, Ids]]] = defaultdict(list)
+        for job, ids in settled:
+            caller = self._callers.get(job)
+            if caller is not None:
+                by_loop[caller.loop].append((job, ids))
+        for those in by_loop.values():
+            self._call(those[0][0], partial(self._settle, those))
+
+    def _call(self, job: Job, do: Callable[[], None]) -> None:
+        caller = self._callers.get(job)
+        if caller is None:
+            return
+        try:
+            caller.loop.call_soon_threadsafe(do)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            job.abandoned = True
+
+    def _settle(self, settled: list[tuple[Job, Ids]]) -> None:
+        """In the event loop: rows have their last answer."""
+        for job, ids in settled:
+            caller = self._callers.get(job)
+            if caller is None:
+                continue
+            job.left -= len(ids)
+            if caller.told is not None:
+                caller.told(job, ids)
+            if not job.left and not caller.answer.done():
+                caller.answer.set_result(job.answer())
+
+    def _finish(self, job: Job) -> None:
+        """In the event loop: what a job has by now is its answer."""
+        caller = self._callers.get(job)
+        if caller is not None and not caller.answer.done():
+            with job.lock:
+                job.answers = job.answers.copy()  # a batch may still be under way
+            caller.answer.set_result(job.answer())

@@ -30,6 +30,8 @@ OUTCOMES = (
 _SECONDS = (
     0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 )  # fmt: skip
+_REASONS = ("overload", "request")
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _SHARED = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's own: where worker processes count together
 _OF_MODEL = ("model", "version")
 
@@ -93,6 +95,29 @@ class Metrics:
             registry=self.registry,
             multiprocess_mode="livesum",
         ).labels(**self.of_model, block="0")
+        batch_rows = Histogram(
+            "offramp_batch_rows",
+            "Rows of a batch, by the stage it runs first",
+            (*_OF_MODEL, "block"),
+            registry=self.registry,
+            buckets=_ROWS,
+        )
+        self._batch_rows = [batch_rows.labels(**self.of_model, block=k) for k in blocks]
+        cut_short = Counter(
+            "offramp_involuntary_total",
+            "Rows answered at an exit that they'd have gone on from, but for an overload or what the request said",
+            (*_OF_MODEL, "reason"),
+            registry=self.registry,
+        )
+        self._involuntary = {reason: cut_short.labels(**self.of_model, reason=reason) for reason in _REASONS}
+        self._at_depth = Gauge(
+            "offramp_batched_at_depth",
+            "1 while survivors of several requests are batched anew in front of each block, 0 while batches stay "
+            "together in the cascade graph",
+            _OF_MODEL,
+            registry=self.registry,
+            multiprocess_mode="max",
+        ).labels(**self.of_model)
         ProcessCollector(registry=self.registry)  # process_resident_memory_bytes and the like, on Linux
         build = {
             "offramp": own_version(),
@@ -109,8 +134,11 @@ class Metrics:
         self._requests[outcome].inc()
 
     def answered(self, answer: Answer, point: str, seconds: float) -> None:
-        """A request was answered."""
+        """A request was answered. point: the one that it asked for."""
         self.ended("ok")
+        point = answer.operating_point or point
+        if cut_short := int(answer.involuntary.sum()):
+            self._involuntary["overload" if answer.overloaded else "request"].inc(cut_short)
         self._duration.observe(seconds)
         self._rows[point].inc(len(answer))
         exits = self._exits[point]
@@ -123,6 +151,14 @@ class Metrics:
     def waited(self, seconds: float) -> None:
         """A request left the queue to run."""
         self._queued.observe(seconds)
+
+    def batch(self, rows: int, stage: int) -> None:
+        """A batch starts. stage: how many stages its rows have behind them."""
+        self._batch_rows[stage].observe(rows)
+
+    def batching(self, through_graph: bool) -> None:
+        """How rows of several requests are batched now."""
+        self._at_depth.set(not through_graph)
 
     def ran(self, executed: Sequence[int]) -> None:
         """Blocks ran. executed: FLOPs, one number a block."""

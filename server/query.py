@@ -27,7 +27,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Query:
-    """What a request asks of the model. operating_point and max_exit are valid: see OperatingPoints.choose."""
+    """What a request asks of the model. operating_point and max_exit are valid: see OperatingPoints.choose.
+
+    named: whether the request itself named the point, which then is never replaced by another. deadline: seconds after
+    which the best answer so far will do.
+    """
 
     groups: tuple[Group, ...]
     rows: int
@@ -36,6 +40,8 @@ class Query:
     probabilities: bool = False
     timeout: float | None = None
     priority: int = DEFAULT_PRIORITY
+    named: bool = True
+    deadline: float | None = None
 
     @property
     def bytes(self) -> int:
@@ -47,6 +53,7 @@ class Query:
 class Answer:
     """The answers to a query's rows, in their order; fields as in runtime's Predictions.
 
+    operating_point: by whose rule. overloaded: whether the server took that because it was overloaded.
     probabilities: float32 (N, C) if asked for. flops_full: what the whole network would have cost.
     """
 
@@ -55,11 +62,14 @@ class Answer:
     exit: NDArray[np.int32]
     abstain: NDArray[np.bool_]
     flops: NDArray[np.int64]
+    involuntary: NDArray[np.bool_]
     probabilities: NDArray[np.float32] | None
     flops_full: int
+    operating_point: str = ""
+    overloaded: bool = False
 
     @classmethod
-    def of(cls, answers: Answers, *, flops_full: int) -> Self:
+    def of(cls, answers: Answers, *, flops_full: int, operating_point: str = "", overloaded: bool = False) -> Self:
         """Every row's answer, as the runtime wrote it down."""
         return cls(
             label=answers.label,
@@ -67,8 +77,11 @@ class Answer:
             exit=answers.exit,
             abstain=answers.abstain,
             flops=answers.flops,
+            involuntary=answers.involuntary,
             probabilities=answers.probabilities,
             flops_full=flops_full,
+            operating_point=operating_point,
+            overloaded=overloaded,
         )
 
     def __len__(self) -> int:

@@ -39,7 +39,19 @@ class Settings(BaseSettings):
     device: str = Field("cpu", description="where blocks run: cpu, cuda, cuda:N or torch:cuda")
     threads: int | None = Field(None, ge=1, description="threads a block runs on; default: the CPUs there are")
     spin_us: int = Field(AWAKE, ge=0, le=1_000_000, description="microseconds that threads wait awake for more work")
-    lanes: int = Field(1, ge=1, le=64, description="requests that run at the same time, sharing those threads")
+    lanes: int | None = Field(
+        None, ge=1, le=64, description="batches that run at the same time, sharing those threads; default: 2 on a CPU"
+    )
+    batching: Literal["auto", "graph", "stages"] = Field(
+        "auto", description="batch rows in the cascade graph, anew at each stage, or as times measured here say"
+    )
+    overload_operating_point: str | None = Field(
+        None, description="operating point of requests that name none while overload_rows wait"
+    )
+    overload_rows: int = Field(1024, ge=1, description="rows that wait when overload_operating_point takes over")
+    stalled_after: float = Field(
+        60.0, gt=0, description="seconds a batch may run until the server isn't ready any more"
+    )
     max_rows_per_request: int = Field(16_384, ge=1, description="rows in one request; more is 413")
     max_queued_rows: int = Field(65_536, ge=1, description="rows that may wait in all; more is 429")
     max_body_bytes: int = Field(32 * 2**20, ge=1, description="bytes of one request body, unpacked; more is 413")

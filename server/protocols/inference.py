@@ -80,7 +80,7 @@ def routes(plane: DataPlane) -> APIRouter:
                 model_name=manifest.name,
                 model_version=manifest.version,
                 id=id,
-                parameters={"operating_point": query.operating_point},
+                parameters={"operating_point": answer.operating_point},
                 outputs=[output(name, answer, manifest.classes) for name in outputs],
             )
         )

@@ -18,7 +18,8 @@ class Prediction(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One row's answer.
 
     label: -1, with class null, where the logits weren't numbers. confidence: probability that the label is
-    right. abstain: true says don't rely on it. flops: what this row's blocks cost.
+    right. abstain: true says don't rely on it. flops: what this row's blocks cost. involuntary: true where the row
+    would have gone on, had max_exit, its deadline or an overload not ended it; not there where it is false.
     """
 
     label: int
@@ -28,6 +29,7 @@ class Prediction(msgspec.Struct, kw_only=True, omit_defaults=True):
     exit_name: str
     abstain: bool
     flops: int
+    involuntary: bool = False
     probabilities: list[float | None] | None = None
 
 
@@ -62,7 +64,7 @@ def routes(plane: DataPlane) -> APIRouter:
         probabilities: list[Any] = [None] * len(answer)
         if answer.probabilities is not None:
             probabilities = answer.probabilities.tolist()
-        columns = (answer.label, answer.confidence, answer.exit, answer.abstain, answer.flops)
+        columns = (answer.label, answer.confidence, answer.exit, answer.abstain, answer.flops, answer.involuntary)
         return msgspec.json.encode(
             PredictResponse(
                 predictions=[
@@ -74,15 +76,16 @@ def routes(plane: DataPlane) -> APIRouter:
                         exit_name=exits[exit],
                         abstain=abstain,
                         flops=flops,
+                        involuntary=involuntary,
                         probabilities=shares,
                     )
-                    for label, confidence, exit, abstain, flops, shares in zip(
+                    for label, confidence, exit, abstain, flops, involuntary, shares in zip(
                         *(column.tolist() for column in columns), probabilities, strict=True
                     )
                 ],
                 model=manifest.name,
                 version=manifest.version,
-                operating_point=query.operating_point,
+                operating_point=answer.operating_point,
                 request_id=request_id,
             )
         )

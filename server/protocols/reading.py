@@ -27,9 +27,9 @@ DTYPES = {
 DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
 OUTPUTS = {
     "label": "INT64", "class": "BYTES", "confidence": "FP32", "exit": "INT32", "abstain": "BOOL", "flops": "INT64",
-    "probabilities": "FP32",
+    "involuntary": "BOOL", "probabilities": "FP32",
 }  # fmt: skip
-ON_REQUEST = frozenset({"probabilities"})  # only in the answer if the request's outputs name them
+ON_REQUEST = frozenset({"involuntary", "probabilities"})  # only in the answer if the request's outputs name them
 
 
 class PredictRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -38,13 +38,16 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     instances: one a row; an object with the model's inputs by name, or the bare value of a single input. If the bundle
     has preprocessing, a row may also be a text ("…" or {"text": "…"}), or a PNG or JPEG file in base64 ("…" or
     {"b64": "…"}). Rows may differ in length. max_exit: the last exit a row may leave from. timeout: seconds, then 503.
-    probabilities: answer with every class's probability. What isn't required may also be null.
+    deadline_ms: milliseconds after which each row is answered from the last exit it has reached. priority: 1 to 9, 1
+    goes first. probabilities: answer with every class's probability. What isn't required may also be null.
     """
 
     instances: list[Any]
     operating_point: str | None = None
     max_exit: int | None = None
     timeout: float | None = None
+    deadline_ms: float | None = None
+    priority: int | None = None
     probabilities: bool | None = None
 
 
@@ -72,7 +75,8 @@ class InferRequest(msgspec.Struct, kw_only=True):
 
     outputs: those to answer with; by default all but probabilities. parameters: operating_point; max_exit,
     the last exit a row may leave from; timeout in microseconds, as Triton's clients send it; priority, 1 to 9,
-    1 goes first, 0 is the default. Others are ignored. What isn't required may also be null.
+    1 goes first, 0 is the default; deadline_ms, milliseconds after which each row is answered from the last exit it has
+    reached. Others are ignored. What isn't required may also be null.
     """
 
     inputs: list[InputTensor]
@@ -87,6 +91,7 @@ class Fields(msgspec.Struct, kw_only=True):
     operating_point: str | None = None
     max_exit: int | None = None
     timeout: float | None = None
+    deadline: float | None = None
     probabilities: bool = False
     priority: int = DEFAULT_PRIORITY
     outputs: list[str] = []
@@ -133,6 +138,8 @@ def read_predict(body: Body, manifest: Manifest, limits: Limits) -> Asked:
         operating_point=asked.operating_point,
         max_exit=asked.max_exit,
         timeout=check_timeout(asked.timeout),
+        deadline=_seconds(asked.deadline_ms, "deadline_ms"),
+        priority=check_priority(asked.priority, "priority"),
         probabilities=bool(asked.probabilities),
     )
     if raw.meant(instances):
@@ -149,8 +156,9 @@ def read_infer(body: Body, manifest: Manifest, limits: Limits) -> Asked:
         operating_point=parameter(parameters, "operating_point", str),
         max_exit=parameter(parameters, "max_exit", int),
         timeout=None if microseconds is None else microseconds / 1e6,
+        deadline=_seconds(parameter(parameters, "deadline_ms", int), "parameters.deadline_ms"),
         probabilities="probabilities" in outputs,
-        priority=priority(parameters),
+        priority=check_priority(parameter(parameters, "priority", int), "parameters.priority"),
         outputs=outputs,
         id=asked.id,
     )
@@ -192,11 +200,18 @@ def parameter(parameters: dict[str, Any], name: str, kind: type[Any]) -> Any:
     return value
 
 
-def priority(parameters: dict[str, Any]) -> int:
-    level: int = parameter(parameters, "priority", int) or DEFAULT_PRIORITY
+def check_priority(level: int | None, field: str) -> int:
+    """A priority as a request says it; none and 0 are the default."""
+    if not level:
+        return DEFAULT_PRIORITY
     if level not in PRIORITIES:
-        raise InputError(f"parameters.priority is {level}, expected {PRIORITIES[0]} to {PRIORITIES[-1]}, or 0.")
+        raise InputError(f"{field} is {level}, expected {PRIORITIES[0]} to {PRIORITIES[-1]}, or 0.")
     return level
+
+
+def _seconds(milliseconds: float | None, field: str) -> float | None:
+    checked = check_timeout(milliseconds, field)
+    return None if checked is None else checked / 1e3
 
 
 def wanted_outputs(asked: list[WantedOutput]) -> list[str]:

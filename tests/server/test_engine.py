@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from offramp.server.engine import DirectEngine, rows_at_once
+from offramp.server.engine import BatchingEngine
 from offramp.server.errors import Unavailable
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
@@ -16,7 +16,7 @@ from offramp.server.query import DEFAULT_PRIORITY, Query
 @pytest.fixture
 def engine_of():
     def make(cascade, **options):
-        return DirectEngine(OperatingPoints(cascade), Metrics(cascade.manifest), **options)
+        return BatchingEngine(OperatingPoints(cascade), Metrics(cascade.manifest), **options)
 
     return make
 
@@ -24,26 +24,6 @@ def engine_of():
 def query(cascade, rows, priority=DEFAULT_PRIORITY):
     x = np.zeros((rows, 8), np.float32)
     return Query((group_of_arrays({"x": x}, cascade.manifest),), rows, "full", 1, priority=priority)
-
-
-def test_within_a_priority_first_come_first_served_and_urgent_ones_go_first(slow, engine_of):
-    async def scene():
-        engine = engine_of(slow)
-        finished = []
-        running = asyncio.create_task(engine.infer(query(slow, 1000), Patience(60)))
-        await asyncio.sleep(0)
-        while engine.queued_rows:
-            await asyncio.sleep(0.001)
-        for priority, name in ((9, "last"), (5, "third"), (5, "fourth"), (1, "first"), (4, "second")):
-            task = asyncio.create_task(engine.infer(query(slow, 1, priority), Patience(60)))
-            task.add_done_callback(lambda _, name=name: finished.append(name))
-        await asyncio.sleep(0)
-        assert not running.done()
-        await engine.close()
-        await asyncio.sleep(0)
-        assert finished == ["first", "second", "third", "fourth", "last"]
-
-    asyncio.run(scene())
 
 
 def test_closing_answers_what_is_here_and_refuses_what_comes(slow, engine_of):
@@ -79,22 +59,6 @@ def test_an_error_in_one_query_leaves_the_lane_alive(rows, tokens, engine_of):
 
 def test_an_engine_that_nobody_asked_closes_at_once(rows, engine_of):
     asyncio.run(engine_of(rows).close())
-
-
-@pytest.mark.parametrize(
-    ("row_flops", "per_second", "rows"),
-    [
-        (1, 0, 1024),
-        (0, 0, 1024),
-        (32 * 10**6, 0, 1000),
-        (12 * 10**9, 0, 2),  # 512 tokens of MiniLM
-        (10**12, 0, 1),
-        (12 * 10**9, 4 * 10**12, 83),  # a GPU does more in the same time
-        (10**15, 4 * 10**12, 1),
-    ],
-)
-def test_a_piece_is_bounded_by_its_flops_not_only_by_its_rows(row_flops, per_second, rows):
-    assert rows_at_once(row_flops, per_second) == rows
 
 
 @pytest.mark.parametrize("leaves", ["by its time", "by its caller"])

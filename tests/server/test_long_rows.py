@@ -5,6 +5,7 @@ import socket
 
 import pytest
 from offramp.runtime import Cascade
+from offramp.server.engine import BatchingEngine
 
 ROWS, SHORT = 384, {"ids": [1, 2, 3, 4]}
 LENGTHS = {"one length": (512,), "several lengths": (512, 504, 496)}
@@ -39,14 +40,14 @@ def long_rows(tmp_path_factory):
 
 @pytest.fixture
 def pieces(monkeypatch):
-    """(rows, length) of each call that the engine has begun."""
-    begun, predict = [], Cascade.predict
+    """(rows, length) of each batch that the engine has begun."""
+    begun, run = [], BatchingEngine._run
 
-    def noted(self, inputs, **options):
-        begun.append(inputs["ids"].shape)
-        return predict(self, inputs, **options)
+    def noted(self, batch):
+        begun.append((batch.rows, *batch.place.sizes))
+        return run(self, batch)
 
-    monkeypatch.setattr(Cascade, "predict", noted)
+    monkeypatch.setattr(BatchingEngine, "_run", noted)
     return begun
 
 

@@ -1,0 +1,103 @@
+"""From a request's arrival to its rows' last answers, without threads and clocks: what engine and simulator share.
+
+Everything here runs under one lock of its owner's, or in one thread; the time now comes from outside.
+"""
+
+from collections.abc import Callable
+
+from offramp.server.errors import QueueFull
+from offramp.server.scheduling.job import Job, Rows
+from offramp.server.scheduling.outcome import Outcome
+from offramp.server.scheduling.scheduler import Batch, Place, Scheduler, Waiting, Way, due
+from offramp.server.scheduling.speed import Speed
+
+
+class Dispatch:
+    """The rows of all requests that are here."""
+
+    def __init__(self, max_queued_rows: int, counted: Callable[[int], None] = lambda rows: None) -> None:
+        """max_queued_rows: that may wait for their first batch. counted: told how many do, when that changes."""
+        self._max_queued_rows, self._counted = max_queued_rows, counted
+        self.speed = Speed()
+        self._scheduler = Scheduler(self._limit, self._linger, self.speed.worth, self.speed.row_seconds)
+        self.queued_rows = 0
+
+    def admit(self, job: Job, way: Way, groups: list[Rows]) -> None:
+        """A job's rows come to the queue, those of one shape in a group. Raises QueueFull."""
+        rows = job.queued
+        if self.queued_rows + rows > self._max_queued_rows:
+            raise QueueFull(
+                f"the queue is full: {self.queued_rows} rows wait, {rows} more would pass {self._max_queued_rows}. "
+                "Try again later.",
+                self.speed.seconds_for(self.queued_rows),
+            )
+        first, before = due(job.arrived, job.priority), 0
+        for group in groups:
+            waiting = Waiting(job, len(group), group, due=first, before=before, since=job.arrived)
+            self._add(Place(way, 0, way.waits_at(group.sizes)), waiting)
+            before += len(group)
+        self._count(rows)
+
+    def take(self, now: float) -> tuple[Batch, list[Job]] | None:
+        """The batch that is next, and those jobs of whose rows none has run before; None if nothing waits."""
+        batch = self._scheduler.take(now)
+        if batch is None:
+            return None
+        begun: list[Job] = []
+        if not batch.place.stage:
+            for part in batch.parts:
+                job: Job = part.waiting.owner
+                if job.queued == job.rows:
+                    begun.append(job)
+                job.queued -= part.stop - part.start
+            self._count(-batch.rows)
+        return batch, begun
+
+    def ran(self, batch: Batch, outcome: Outcome, started: float, ended: float) -> list[Job]:
+        """A batch has run. Returns the jobs whose deadline had passed and whose rows all have some answer now."""
+        self.speed.ran(batch.place, batch.rows, self._row_flops(batch.place), ended - started)
+        answered = sum(len(ids) for _, ids in outcome.settled)
+        if answered:
+            self.speed.answered(answered, ended - started)
+        for job, rows in outcome.first:
+            job.unanswered -= rows
+        for place, waiting in outcome.onward:
+            waiting.since = ended
+            if not (waiting.owner.expired or waiting.owner.over()):
+                self._add(place, waiting)
+        return [job for job, _ in outcome.first if job.expired and not job.unanswered]
+
+    def forget(self, job: Job) -> None:
+        """Nobody waits for a job any more: what hasn't run yet never will."""
+        job.abandoned = True
+        for place, waiting in job.waits:
+            self._scheduler.forget(place, waiting)
+        job.waits.clear()
+        self._count(-job.queued)
+        job.queued = 0
+
+    def expire(self, job: Job) -> bool:
+        """A job's deadline has passed: rows that have any answer go no further. Returns whether all have one."""
+        job.expired = True
+        for place, waiting in job.waits:
+            if place.stage:
+                self._scheduler.forget(place, waiting)
+        return not job.unanswered
+
+    def _add(self, place: Place, waiting: Waiting) -> None:
+        self._scheduler.add(place, waiting)
+        waiting.owner.waits.append((place, waiting))
+
+    def _count(self, rows: int) -> None:
+        if rows:
+            self.queued_rows += rows
+            self._counted(self.queued_rows)
+
+    def _row_flops(self, place: Place) -> int:
+        return place.way.flops(place.sizes, place.stage)
+
+    def _limit(self, place: Place) -> int:
+        return self.speed.rows_at_once(place, self._row_flops(place))
+
+    def _linger(self) -> float:
+        return 2 * self.speed.batch_seconds
