@@ -1,7 +1,7 @@
 """What a request asks of the model, and what it is answered, whatever the protocol."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -86,3 +86,8 @@ class Answer:
 
     def __len__(self) -> int:
         return len(self.label)
+
+    def part(self, rows: NDArray[np.int64]) -> "Answer":
+        """The answers to some of the rows; flops_full stays the whole request's."""
+        some: dict[str, Any] = {name: v[rows] for name, v in vars(self).items() if isinstance(v, np.ndarray)}
+        return replace(self, **some)

@@ -82,6 +82,20 @@ class Job:
         """Whether nobody waits for it any more."""
         return self.abandoned or self.patience.over
 
+    def answer_of(self, ids: Ids) -> Answer:
+        """What these rows have by now, in this order. flops_full is 0: it is the whole request's."""
+        some = Answers(len(ids), None if self.answers.probabilities is None else self.answers.probabilities.shape[1])
+        for name in ("label", "log_odds", "score", "exit", "abstain", "flops", "involuntary", "probabilities"):
+            values = getattr(self.answers, name)
+            if values is not None:
+                getattr(some, name)[:] = values[ids]
+        return Answer.of(some, flops_full=0, operating_point=self.point, overloaded=self.overloaded)
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether the server took another rule than was asked for."""
+        return self.point != self.query.operating_point
+
     def answer(self) -> Answer:
         """What it has by now. The whole network's FLOPs are for all its rows."""
         costs, groups = self.route.costs, self.query.groups
@@ -89,5 +103,5 @@ class Job:
             self.answers,
             flops_full=sum(int(costs(group.sizes).exits[-1]) * len(group.positions) for group in groups),
             operating_point=self.point,
-            overloaded=self.point != self.query.operating_point,
+            overloaded=self.overloaded,
         )
