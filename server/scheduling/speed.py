@@ -1,5 +1,7 @@
 """How fast rows run here lately, and how many of them therefore make a batch."""
 
+import math
+
 from offramp.server.scheduling.scheduler import Place
 
 AT_MOST = 1024
@@ -43,6 +45,7 @@ class Speed:
     def __init__(self) -> None:
         self._flops: dict[object, float] = {}  # by way
         self._lines: dict[object, Line] = {}
+        self._alone: dict[object, float] = {}  # seconds of a batch of one row, by way
         self._rows = 0.0  # in all, answered
         self.batch_seconds = 0.0
 
@@ -50,6 +53,9 @@ class Speed:
         """A batch has run. row_flops: as `rows_at_once` takes them."""
         now = rows * max(row_flops, 1) / max(seconds, 1e-9)
         before = self._flops.get(place.way)
+        if rows == 1:
+            lone = self._alone.get(place.way, seconds)
+            self._alone[place.way] = lone + (seconds - lone) * _WEIGHT
         self._lines.setdefault(place.way, Line()).saw(rows * row_flops, seconds)
         self._flops[place.way] = now if before is None else before + (now - before) * _WEIGHT
         self.batch_seconds += (seconds - self.batch_seconds) * (_WEIGHT if self.batch_seconds else 1.0)
@@ -74,6 +80,10 @@ class Speed:
             return max(1, min(_UNKNOWN, _UNKNOWN_FLOPS // max(row_flops, 1)))
         rows = per_second / max(row_flops, 1)
         return max(1, min(AT_MOST, int(max(rows * _SECONDS, min(_FEW, rows * _FEW_SECONDS)))))
+
+    def lone_seconds(self, way: object) -> float:
+        """What a batch of one row takes lately; infinite while that isn't known."""
+        return self._alone.get(way, math.inf)
 
     def row_seconds(self) -> float:
         """Seconds from one answered row to the next, 0 while that isn't known."""

@@ -1,6 +1,7 @@
 """The engine by itself."""
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
@@ -86,3 +87,47 @@ def test_what_is_not_answered_within_the_time_to_close_is_refused_running_and_wa
         await engine.close(0.2)
 
     asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+@pytest.mark.parametrize(("seconds", "here"), [(0.0, True), (1.0, False)], ids=["a short row", "a long row"])
+def test_a_lone_row_runs_in_the_event_loop_only_if_it_is_short(rows, engine_of, monkeypatch, seconds, here):
+    threads, run = [], BatchingEngine._run
+
+    def noted(self, batch):
+        threads.append(threading.current_thread())
+        return run(self, batch)
+
+    monkeypatch.setattr(BatchingEngine, "_run", noted)
+    monkeypatch.setattr("offramp.server.scheduling.speed.Speed.lone_seconds", lambda *_: seconds)
+    x = np.random.default_rng(0).normal(size=(1, 8)).astype(np.float32)
+
+    async def scene():
+        engine = engine_of(rows)
+        asked = Query((group_of_arrays({"x": x}, rows.manifest),), 1, "full", 2)
+        alone = await engine.infer(asked, Patience(60))
+        together = await asyncio.gather(*(engine.infer(asked, Patience(60)) for _ in range(20)))
+        await engine.close()
+        assert {int(answer.label[0]) for answer in (alone, *together)} == {
+            int(rows.at("full").predict({"x": x}).label[0])
+        }
+
+    asyncio.run(scene())
+    assert (threads[0] is threading.current_thread()) == here
+    assert all(thread is not threading.current_thread() for thread in threads[1:])
+
+
+def test_an_error_of_a_row_in_the_event_loop_is_that_rows_alone(tokens, engine_of, monkeypatch):
+    monkeypatch.setattr("offramp.server.scheduling.speed.Speed.lone_seconds", lambda *_: 0.0)
+
+    async def scene():
+        engine = engine_of(tokens)
+        strange = {"ids": np.full((1, 2), 10**6), "mask": np.ones((1, 2), np.int64)}
+        with pytest.raises(ValueError, match="can't run on these values"):
+            await engine.infer(Query((group_of_arrays(strange, tokens.manifest),), 1, "full", 2), Patience(60))
+        good = {"ids": np.ones((1, 2), np.int64), "mask": np.ones((1, 2), np.int64)}
+        assert (
+            len(await engine.infer(Query((group_of_arrays(good, tokens.manifest),), 1, "full", 2), Patience(60))) == 1
+        )
+        await engine.close()
+
+    asyncio.run(scene())
