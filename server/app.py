@@ -53,8 +53,8 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
     )
     memory = Memory(settings.max_bytes_in_flight)
     raw = RawRows(cascade, settings.max_decoded_bytes)
-    limits = Limits(settings.max_decoded_bytes, settings.row_limit)
-    decoders = Decoders(cascade.manifest, limits, settings.max_body_bytes)
+    limits = Limits(settings.max_body_bytes, settings.max_decoded_bytes, settings.row_limit)
+    decoders = Decoders(cascade.manifest, limits)
     plane = DataPlane(cascade.manifest, points, engine, counters, settings, memory, raw, limits, decoders)
 
     @asynccontextmanager

@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import gc
 import os
 import socket
 import sys
@@ -134,6 +135,9 @@ def serve(cascade: Cascade, settings: Settings, listeners: Sequence[socket.socke
         f"runs on {cascade.fingerprint}"
     )
     server = DrainingServer(app, settings, greeting)
+    # What is here stays: each full round of the garbage collector would go through it, with Python's lock held.
+    gc.collect()
+    gc.freeze()
     with hanging_up(server):
         server.run(sockets=list(listeners))
     if not server.drained:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from offramp.runtime.bundle import Manifest
-from offramp.server.body import off_loop, read_body, unpacked
+from offramp.server.body import off_loop, read_body
 from offramp.server.decoding.decoders import Decoders
 from offramp.server.engine import Engine
 from offramp.server.errors import ClientGone, TooLarge, outcome
@@ -17,6 +17,7 @@ from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
 from offramp.server.patience import Patience
 from offramp.server.protocols.json_body import Body
+from offramp.server.protocols.packing import ENCODINGS
 from offramp.server.protocols.raw import RawRows
 from offramp.server.protocols.reading import READERS, Asked, Limits
 from offramp.server.query import Answer, Query
@@ -29,6 +30,8 @@ _NUMBER_MEMORY = 40  # and what that probability takes on its way there
 # Bodies from this size on are decoded in a process of their own: half as many bytes of numbers hold Python's lock for
 # two milliseconds, and a piece of work that size costs a tenth more by the way there and back.
 DECODED_APART = 256 * 2**10
+UNPACKED_APART = 2**10
+"""The same of a packed body, which may become a thousand times as large."""
 T = TypeVar("T")
 Encode = Callable[[Answer], bytes]
 Finish = Callable[[Asked, Patience], tuple[Query, Encode]]
@@ -69,15 +72,14 @@ class DataPlane:
     async def _work(self, body: Body, kind: str, finish: Finish) -> tuple[Answer, Query, bytes]:
         """All that is done for a body that is there; its patience is looked at before and within each part."""
         async with body.patience:
-            body = await unpacked(body, self.settings.max_body_bytes)
-            if len(body.data) >= DECODED_APART:
+            if body.size >= (UNPACKED_APART if body.encoding in ENCODINGS else DECODED_APART):
                 asked = await self.decoders.read(kind, body)
                 query, encode = await off_loop(math.inf if asked.raw else 0, lambda: finish(asked, body.patience))
             else:
                 # A small body may hold a picture that takes a second to unpack.
-                size = math.inf if self.raw.kind == "image" else len(body.data)
+                size = math.inf if self.raw.kind == "image" or body.encoding in ENCODINGS else body.size
                 query, encode = await off_loop(size, lambda: self._read(body, kind, finish))
-            body.data.clear()
+            body.drop()
             body.held.set(query.bytes + self._answer_bytes(query))
             body.patience.allow(self.settings.timeout if query.timeout is None else query.timeout)
             answer = await self.engine.infer(query, body.patience)

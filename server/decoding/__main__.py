@@ -16,6 +16,7 @@ from offramp.server.patience import Patience
 from offramp.server.protocols.json_body import Body
 from offramp.server.protocols.reading import READERS
 
+_SPARE = 64 * 2**10  # bytes asked for beforehand: a body is unpacked piece by piece, and not each is worth the question
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
@@ -25,9 +26,13 @@ class AskedHold:
     def __init__(self, requests: FileIO, answers: FileIO) -> None:
         self._requests = requests
         self._answers = answers
+        self._granted = 0
 
     def set(self, size: int) -> None:
-        send(self._answers, Needs(size))
+        if size <= self._granted:
+            return
+        self._granted = size + _SPARE
+        send(self._answers, Needs(self._granted))
         granted = bytearray(1)
         fill(self._requests, granted)
         if granted != YES:
@@ -39,7 +44,7 @@ def work(requests: FileIO, answers: FileIO, setup: Setup, asked: Work) -> None:
     data = bytearray(asked.size)
     fill(requests, data)
     # Whoever doesn't want to wait any more ends this process.
-    body = Body(data, "identity", AskedHold(requests, answers), Patience(math.inf))
+    body = Body([data], asked.encoding, AskedHold(requests, answers), Patience(math.inf))
     try:
         made = READERS[asked.kind](body, setup.manifest, setup.limits)
     except QueueFull:
@@ -47,7 +52,7 @@ def work(requests: FileIO, answers: FileIO, setup: Setup, asked: Work) -> None:
     except (InputError, NotSupported, TooLarge) as error:
         send(answers, Refused(type(error).__name__, str(error)))
         return
-    data.clear()
+    body.drop()
     send_asked(answers, made)
 
 

@@ -67,9 +67,10 @@ class Decoder:
             raise Unavailable("the process that decodes large bodies has ended in between. Try again.") from error
 
     def _read(self, kind: str, body: Body) -> Asked:
-        send(self._requests, Work(kind, len(body.data)))
-        send_bytes(self._requests, body.data)
-        body.data.clear()
+        send(self._requests, Work(kind, body.encoding, body.size))
+        for piece in body.pieces:
+            send_bytes(self._requests, piece)
+        body.drop()
         while True:
             reply: Reply = receive(self._answers, Reply)
             if isinstance(reply, Needs):
@@ -99,10 +100,9 @@ class Decoder:
 class Decoders:
     """As many as may decode at a time. A body that comes while all are at work waits for its turn."""
 
-    def __init__(self, manifest: Manifest, limits: Limits, body_bytes: int) -> None:
-        """body_bytes: of the largest body."""
-        # Numbers exist as values, and up to twice as arrays, which are smaller; a body is there once.
-        memory = 2 * (body_bytes + limits.decoded_bytes) + _ITS_OWN
+    def __init__(self, manifest: Manifest, limits: Limits) -> None:
+        # Numbers exist as values, and up to twice as arrays, which are smaller; a body packed and unpacked.
+        memory = 2 * (limits.body_bytes + limits.decoded_bytes) + _ITS_OWN
         self._setup = Setup(manifest, limits, memory)
         self._threads = ThreadPoolExecutor(_MOST, thread_name_prefix="offramp-decoder")
         self._change = threading.Lock()  # guards everything below

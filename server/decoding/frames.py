@@ -26,6 +26,7 @@ class Work(msgspec.Struct, frozen=True):
     """A body to read; its bytes follow."""
 
     kind: str
+    encoding: str
     size: int
 
 

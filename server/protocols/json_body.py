@@ -36,12 +36,26 @@ class Holds(Protocol):
 
 @dataclass(frozen=True)
 class Body:
-    """A whole body. held: what its request holds of the server's memory. patience: how long it is worked on."""
+    """All of a body. held: what its request holds of the server's memory. patience: how long it is worked on."""
 
-    data: bytearray
+    pieces: list[bytearray]
     encoding: str
     held: Holds
     patience: Patience
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.pieces))
+
+    def whole(self) -> bytearray:
+        """In one piece."""
+        if len(self.pieces) != 1:
+            self.pieces[:] = [bytearray().join(self.pieces)]
+        return self.pieces[0]
+
+    def drop(self) -> None:
+        """Its bytes aren't needed any more, whoever still has it."""
+        self.pieces.clear()
 
 
 def decode(body: Body, kind: type[T], limit: int) -> T:
@@ -50,7 +64,7 @@ def decode(body: Body, kind: type[T], limit: int) -> T:
     limit: bytes that its values may take; TooLarge is raised for more before any is made.
     """
     body.patience.check()  # it may have waited for its thread
-    data = body.data
+    data = body.whole()
     size = decoded_bytes(data)
     if size > limit:
         raise TooLarge(

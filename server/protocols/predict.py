@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 
-class Prediction(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Prediction(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """One row's answer.
 
     label: -1, with class null, where the logits weren't numbers. confidence: probability that the label is

@@ -14,6 +14,7 @@ from offramp.runtime.bundle import Manifest
 from offramp.runtime.errors import InputError
 from offramp.server.errors import NotSupported, TooLarge
 from offramp.server.protocols.json_body import Body, decode
+from offramp.server.protocols.packing import unpacked
 from offramp.server.protocols.raw import RawValues
 from offramp.server.protocols.tensors import group_of_arrays, groups_of_instances, numbers
 from offramp.server.query import DEFAULT_PRIORITY, PRIORITIES, Group
@@ -115,8 +116,9 @@ class Asked(msgspec.Struct):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """decoded_bytes: that a body's values may take once decoded. rows: in one request."""
+    """body_bytes: of a body, unpacked. decoded_bytes: that its values may take once decoded. rows: in one request."""
 
+    body_bytes: int
     decoded_bytes: int
     rows: int
 
@@ -131,7 +133,7 @@ Read = Callable[[Body, Manifest, Limits], Asked]
 
 def read_predict(body: Body, manifest: Manifest, limits: Limits) -> Asked:
     """The body of /v1/predict. Raises InputError naming what is wrong, TooLarge."""
-    asked = decode(body, PredictRequest, limits.decoded_bytes)
+    asked = decode(unpacked(body, limits.body_bytes), PredictRequest, limits.decoded_bytes)
     instances, raw = asked.instances, RawValues(manifest)
     limits.check_rows(len(instances))
     fields = Fields(
@@ -149,7 +151,7 @@ def read_predict(body: Body, manifest: Manifest, limits: Limits) -> Asked:
 
 def read_infer(body: Body, manifest: Manifest, limits: Limits) -> Asked:
     """The body of an Open Inference request. Raises InputError naming what is wrong, TooLarge."""
-    asked = decode(body, InferRequest, limits.decoded_bytes)
+    asked = decode(unpacked(body, limits.body_bytes), InferRequest, limits.decoded_bytes)
     parameters, outputs = asked.parameters or {}, wanted_outputs(asked.outputs or [])
     microseconds = check_timeout(parameter(parameters, "timeout", int), "parameters.timeout")
     fields = Fields(

@@ -9,11 +9,11 @@ import zlib
 import msgspec
 import pytest
 from offramp.runtime.errors import InputError
-from offramp.server.body import unpack
 from offramp.server.errors import DeadlinePassed, QueueFull, TooLarge
 from offramp.server.memory import Hold, Memory
 from offramp.server.patience import Patience
 from offramp.server.protocols.json_body import Body, decode, decoded_bytes
+from offramp.server.protocols.packing import unpack
 from offramp.server.protocols.reading import PredictRequest
 
 GOOD = json.dumps({"instances": [[0.5] * 8]}).encode()
@@ -229,7 +229,7 @@ def test_decoding_does_not_begin_when_its_time_is_over(inside, monkeypatch):
     monkeypatch.setattr("msgspec.json.decode", None)  # whoever decodes fails
     data = bytearray(b'{"instances":[' + 1000 * inside + b"0]}")
     with Hold(Memory(2**30)) as held, pytest.raises(DeadlinePassed):
-        decode(Body(data, "", held, Patience(0)), PredictRequest, 2**27)
+        decode(Body([data], "", held, Patience(0)), PredictRequest, 2**27)
 
 
 def test_a_timeout_covers_unpacking_and_decoding_too(rows, serve):

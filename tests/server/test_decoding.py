@@ -1,6 +1,7 @@
 """Large bodies are decoded in processes of their own: with the same answers, and none of them outlives anything."""
 
 import asyncio
+import gzip
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from offramp.server.protocols.json_body import Body
 from offramp.server.protocols.reading import READERS, Limits
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
-LIMITS = Limits(2**27, 16_384)
+LIMITS = Limits(2**25, 2**27, 16_384)
 GOOD = [[0.5] * 8] * 3
 TENSOR = {"name": "x", "shape": [3, 8], "datatype": "FP32", "data": GOOD}
 BODIES = {
@@ -78,7 +79,7 @@ def manifest(rows):
 
 @pytest.fixture(scope="module")
 def decoders(manifest):
-    made = Decoders(manifest, LIMITS, 2**25)
+    made = Decoders(manifest, LIMITS)
     yield made
     made.close()
 
@@ -89,8 +90,8 @@ def apart(monkeypatch):
     monkeypatch.setattr(dataplane, "DECODED_APART", 0)
 
 
-def body_of(data, seconds=60.0, memory=2**30):
-    return Body(bytearray(data), "identity", Hold(Memory(memory)), Patience(seconds))
+def body_of(data, seconds=60.0, memory=2**30, encoding="identity"):
+    return Body([bytearray(data)], encoding, Hold(Memory(memory)), Patience(seconds))
 
 
 def children(of=None):
@@ -130,8 +131,23 @@ def test_a_body_decoded_apart_is_the_same_or_wrong_in_the_same_words(decoders, m
     assert there == here
 
 
+PACKED = {
+    "good": gzip.compress(ALL[0][1]),
+    "cut": gzip.compress(ALL[0][1])[:-3],
+    "a bomb": gzip.compress(b" " * 2**26),
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("packed", PACKED.values(), ids=PACKED)
+def test_a_packed_body_is_the_same_too(decoders, manifest, packed):
+    here = outcome(lambda: READERS["predict"](body_of(packed, encoding="gzip"), manifest, LIMITS))
+    there = outcome(lambda: asyncio.run(decoders.read("predict", body_of(packed, encoding="gzip"))))
+    assert there == here
+
+
 def test_several_lengths_are_several_groups(tokens):
-    decoders = Decoders(tokens.manifest, LIMITS, 2**25)
+    decoders = Decoders(tokens.manifest, LIMITS)
     data = json.dumps({"instances": [{"ids": [1] * n, "mask": [1] * n} for n in (3, 5, 3)]}).encode()
     here = outcome(lambda: READERS["predict"](body_of(data), tokens.manifest, LIMITS))
     assert outcome(lambda: asyncio.run(decoders.read("predict", body_of(data)))) == here
@@ -143,7 +159,7 @@ def test_what_it_takes_is_counted_before_it_is_made(decoders, manifest):
     kind, message = outcome(lambda: asyncio.run(decoders.read("predict", body_of(data, memory=len(data) * 2))))
     assert kind is TooLarge
     assert "fewer rows" in message
-    small = Decoders(manifest, Limits(1000, 10), 2**25)
+    small = Decoders(manifest, Limits(2**25, 1000, 10))
     assert "once decoded" in outcome(lambda: asyncio.run(small.read("predict", body_of(data))))[1]
     small.close()
 
