@@ -108,7 +108,8 @@ class Metrics:
         self._duration.observe(seconds)
         self._rows[point].inc(len(answer))
         for j, rows in enumerate(np.bincount(answer.exit, minlength=len(self._exits))):
-            self._exits[j].inc(int(rows))
+            if rows:
+                self._exits[j].inc(int(rows))
         self._abstentions.inc(int(answer.abstain.sum()))
         self._flops.inc(int(answer.flops.sum()))
         self._flops_full.inc(answer.flops_full)
