@@ -17,6 +17,7 @@ from offramp.server.memory import Memory
 from offramp.server.protocols import inference, predict
 from offramp.server.protocols.error_responses import add_error_handlers
 from offramp.server.protocols.head import Heads
+from offramp.server.protocols.hot import add_hot_routes
 from offramp.server.protocols.names import Names, check_names
 from offramp.server.protocols.openapi import add_schemas
 from offramp.server.protocols.raw import RawRows
@@ -91,6 +92,8 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
         pages.routes(),
     ):
         app.include_router(router)
+    hot = {predict.PATH: predict.handler(plane), **dict.fromkeys(inference.paths(plane), inference.handler(plane))}
+    add_hot_routes(app, hot)
     add_schemas(app, [*predict.SCHEMAS, *inference.SCHEMAS])
     return app
 

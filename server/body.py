@@ -11,7 +11,7 @@ from offramp.server.memory import Hold
 from offramp.server.patience import Patience
 from offramp.server.protocols.json_body import INLINE_BYTES, Body
 from offramp.server.protocols.packing import ENCODINGS, too_large
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 T = TypeVar("T")
 # Of a body that is too large this many limits' worth is still read and dropped: a client that is cut off
@@ -33,7 +33,8 @@ async def read_body(request: Request, limit: int, timeout: float, held: Hold) ->
     if announced.isdecimal() and int(announced) > _DRAIN * limit:
         raise too_large(limit)  # too much to read and drop: it is refused unread
     try:
-        pieces = await asyncio.wait_for(_receive(request, limit, held), timeout)
+        async with asyncio.timeout(timeout):
+            pieces = await _receive(request, limit, held)
     except TimeoutError as error:
         raise DeadlinePassed(f"the request body didn't arrive within {timeout:g} seconds.") from error
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
@@ -44,22 +45,23 @@ async def read_body(request: Request, limit: int, timeout: float, held: Hold) ->
 
 async def _receive(request: Request, limit: int, held: Hold) -> list[bytearray]:
     pieces = [bytearray()]
-    size = 0
-    try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size <= limit:
-                held.set(size)
-                if len(pieces[-1]) >= _PIECE:
-                    pieces.append(bytearray())
-                pieces[-1] += chunk
-            else:
-                pieces = [bytearray()]
-                held.set(0)
-                if size > _DRAIN * limit:
-                    break
-    except ClientDisconnect as error:
-        raise ClientGone("the client hung up while sending.") from error
+    size, more = 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone("the client hung up while sending.")
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        size += len(chunk)
+        if size <= limit:
+            held.set(size)
+            if len(pieces[-1]) >= _PIECE:
+                pieces.append(bytearray())
+            pieces[-1] += chunk
+        else:
+            pieces = [bytearray()]
+            held.set(0)
+            if size > _DRAIN * limit:
+                break
     if size > limit:
         raise too_large(limit)
     return pieces

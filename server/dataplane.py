@@ -3,9 +3,9 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from types import TracebackType
 
 from offramp.runtime.bundle import Manifest
 from offramp.server.body import off_loop, read_body
@@ -32,7 +32,7 @@ _NUMBER_MEMORY = 40  # and what that probability takes on its way there
 DECODED_APART = 256 * 2**10
 UNPACKED_APART = 2**10
 """The same of a packed body, which may become a thousand times as large."""
-T = TypeVar("T")
+_UNHEARD = 0.02  # seconds in which nobody listens whether the client is still there
 Encode = Callable[[Answer], bytes]
 Finish = Callable[[Asked, Patience], tuple[Query, Encode]]
 
@@ -61,7 +61,8 @@ class DataPlane:
         try:
             with Hold(self.memory) as held:
                 body = await read_body(request, self.settings.max_body_bytes, self.settings.timeout, held)
-                answer, query, payload = await _unless_disconnected(request, self._work(body, kind, finish))
+                with _Listening(request):
+                    answer, query, payload = await self._work(body, kind, finish)
         except BaseException as error:
             # A cancelled handler is a server that is being stopped by force, or a client that left.
             self.metrics.ended("cancelled" if isinstance(error, asyncio.CancelledError) else outcome(error))
@@ -119,21 +120,38 @@ class DataPlane:
         )
 
 
-async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of some work, cancelled as soon as the client hangs up. The body must have been read."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnect(request))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone("the client hung up.")
-        return working.result()
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+class _Listening:
+    """While this is entered, the task is cancelled as soon as the client hangs up. The body must have been read.
 
+    Raises ClientGone in place of that cancellation. It listens from a moment on that most requests don't last: a timer
+    that never comes costs less than a task.
+    """
 
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._hearing: asyncio.Task[None] | None = None
+        self._gone = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._cancelling = task, task.cancelling()
+        self._timer = asyncio.get_running_loop().call_later(_UNHEARD, self._listen)
+
+    def _listen(self) -> None:
+        self._hearing = asyncio.ensure_future(self._hear())
+
+    async def _hear(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        if self._hearing is not None:
+            self._hearing.cancel()
+        if self._gone and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise ClientGone("the client hung up.") from error

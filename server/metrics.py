@@ -143,7 +143,8 @@ class Metrics:
         self._rows[point].inc(len(answer))
         exits = self._exits[point]
         for exit, rows in zip(exits, np.bincount(answer.exit, minlength=len(exits)), strict=True):
-            exit.inc(int(rows))
+            if rows:
+                exit.inc(int(rows))
         self._abstentions[point].inc(int(answer.abstain.sum()))
         self._flops[point].inc(int(answer.flops.sum()))
         self._flops_full[point].inc(answer.flops_full)

@@ -1,16 +1,16 @@
 """A name for each request: in its answer's header, in every error, and in the log."""
 
 import logging
+import os
 import re
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = "X-Request-ID"
+_HEADER = HEADER.lower().encode()
 _KEY = "offramp.request_id"
 # What a client names itself goes into headers and the log as it is, so it may hold nothing that means something there.
 _SANE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -27,12 +27,13 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(HEADER, "")
-        name = scope[_KEY] = given if _SANE.fullmatch(given) else uuid.uuid4().hex
+        name = scope[_KEY] = _given(scope) or os.urandom(16).hex()
+        header = (_HEADER, name.encode())
 
         async def tagged(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[HEADER] = name
+                headers = message.setdefault("headers", [])
+                headers[:] = [*(other for other in headers if other[0].lower() != _HEADER), header]
                 _log.info("request %s: %s %s %d", name, scope["method"], scope["path"], message["status"])
             await send(message)
 
@@ -41,6 +42,15 @@ class RequestIds:
         except Exception as error:
             _log.error("request %s: %s %s: %s", name, scope["method"], scope["path"], type(error).__name__)
             raise
+
+
+def _given(scope: Scope) -> str:
+    """The name that the client chose, "" if it is none that may be said again."""
+    for header, value in scope["headers"]:
+        if header == _HEADER:
+            name: str = value.decode("latin-1")
+            return name if _SANE.fullmatch(name) else ""
+    return ""
 
 
 def id_of(request: Request) -> str:

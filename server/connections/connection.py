@@ -1,18 +1,16 @@
-"""One client's connection: uvicorn's, with an end to its patience."""
+"""One client's connection: uvicorn's, with an end to its patience. Whatever parses its requests."""
 
 import asyncio
 import os
 import socket
 import struct
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h11
 import msgspec
 from offramp.server.connections.crowd import Crowd
 from offramp.server.request_id import HEADER, id_in
 from starlette.types import Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _LINGER = 2.0  # seconds that a client which still sends gets to read its answer before the connection is cut
 _LEAST_TAKEN = 64 * 2**10  # bytes of an answer that count as reading it
@@ -20,7 +18,7 @@ _TURNED_AWAY = 0.5  # the same for one that there was no place for
 _RESET = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 _AHEAD = 64 * 2**10  # bytes behind the request in work that are read, to hear of its client's departure
 _CLOSE = (b"connection", b"close")
-_REASONS = {408: b"Request Timeout", 503: b"Service Unavailable"}
+_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 503: b"Service Unavailable"}
 
 
 class Lingering:
@@ -29,7 +27,7 @@ class Lingering:
     It also sends the head of an answer together with what follows: a small answer is one packet and one system call.
     """
 
-    def __init__(self, transport: asyncio.Transport, connection: "Connection") -> None:
+    def __init__(self, transport: asyncio.Transport, connection: "Patient") -> None:
         self._transport = transport
         self._connection = connection
         self.since: float | None = None
@@ -75,8 +73,18 @@ class Lingering:
         self._transport.close()
 
 
-class Connection(H11Protocol):
-    """A connection that waits so long for its client and no longer."""
+class Patient:
+    """A connection that waits so long for its client and no longer; in front of one of uvicorn's protocols.
+
+    Who has parsed the head of a request says so by `head_arrived`.
+    """
+
+    if TYPE_CHECKING:  # what uvicorn's protocols have alike
+        app: Any
+        cycle: Any
+        flow: Any
+        loop: asyncio.AbstractEventLoop
+        transport: Any
 
     def __init__(self, crowd: Crowd, **options: Any) -> None:
         super().__init__(**options)
@@ -91,12 +99,32 @@ class Connection(H11Protocol):
     # What the crowd asks.
 
     @property
+    def at_work(self) -> Any:
+        """uvicorn's record of the request that is being answered, or was last; None before the first."""
+        return self.cycle
+
+    @property
+    def head_begun(self) -> bool:
+        """Whether something of another request is here."""
+        raise NotImplementedError
+
+    def parse(self, data: bytes) -> None:
+        """What has come, as requests."""
+        super().data_received(data)  # type: ignore[misc]
+
+    def head_arrived(self) -> None:
+        """The head of a request is here whole."""
+        self._head_since, self._ahead = None, 0
+
+    @property
     def working(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        cycle = self.at_work
+        return cycle is not None and not cycle.response_complete and not cycle.more_body
 
     @property
     def unsent(self) -> int:
-        return self.transport.get_write_buffer_size()
+        size: int = self.transport.get_write_buffer_size()
+        return size
 
     @property
     def idle_since(self) -> float | None:
@@ -111,15 +139,15 @@ class Connection(H11Protocol):
         elif self.transport.is_closing() or self.working:
             return
         elif self._head_since is not None and now - self._head_since > limits.header_timeout:
-            self._refuse(408, f"the request's head didn't arrive within {limits.header_timeout:g} seconds.")
+            self.refuse(408, f"the request's head didn't arrive within {limits.header_timeout:g} seconds.")
         elif self._crowd.draining:
             self.drain()
         elif self._awaits_body and now - self._heard > limits.body_timeout:
-            self._refuse(408, f"nothing of the request body came for {limits.body_timeout:g} seconds.")
+            self.refuse(408, f"nothing of the request body came for {limits.body_timeout:g} seconds.")
 
     def make_way(self) -> None:
         if not self.transport.is_closing() and not self.working and not self.unsent:
-            self._refuse(503, "too many connections. Try again later.")
+            self.refuse(503, "too many connections. Try again later.")
         if self.unsent:
             self.cut_off()
         else:
@@ -132,7 +160,7 @@ class Connection(H11Protocol):
 
     def drain(self) -> None:
         if self._awaits_body and not self.transport.is_closing():
-            self._refuse(503, "the server is shutting down.")
+            self.refuse(503, "the server is shutting down.")
 
     def _lingered(self, now: float) -> bool:
         since = self._lingering.since
@@ -149,52 +177,47 @@ class Connection(H11Protocol):
     @property
     def _awaits_body(self) -> bool:
         """Whether a request is here in part, and the app may still wait for the rest."""
-        cycle = self.cycle
+        cycle = self.at_work
         return cycle is not None and cycle.more_body and not cycle.response_started and not self.flow.read_paused
 
     # What uvicorn asks.
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: Any) -> None:
         self._lingering = Lingering(transport, self)
-        super().connection_made(self._lingering)  # type: ignore[arg-type]
+        super().connection_made(self._lingering)  # type: ignore[misc]
         if not self._crowd.enter(self):
-            self._refuse(503, "too many connections, each with a request in work. Try again later.", unasked=True)
+            self.refuse(503, "too many connections, each with a request in work. Try again later.", unasked=True)
             self.loop.call_later(_TURNED_AWAY, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._crowd.leave(self)
-        super().connection_lost(exc)
+        super().connection_lost(exc)  # type: ignore[misc]
 
     def data_received(self, data: bytes) -> None:
         self._heard = self.loop.time()
         self._crowd.hear(self, self._heard)
         if self.transport.is_closing():
             return  # it has its answer, and only reads
-        between = self.cycle is None or self.cycle.response_complete
+        between = self.at_work is None or self.at_work.response_complete
         if between and self._head_since is None:
             self._head_since = self._heard
-        super().data_received(data)
+        self.parse(data)
         if not between and self.flow.read_paused and self.working:
             self._ahead += len(data)
             if self._ahead <= _AHEAD:
                 self.flow.resume_reading()  # or nobody would hear of a client that asked twice and left
 
-    def handle_events(self) -> None:
-        super().handle_events()
-        if self.conn.their_state is not h11.IDLE:
-            self._head_since, self._ahead = None, 0
-
     def eof_received(self) -> None:
         self._crowd.heard = self.loop.time()
 
     def pause_writing(self) -> None:
-        super().pause_writing()
+        super().pause_writing()  # type: ignore[misc]
         self._crowd.count_unsent()
 
     def on_response_complete(self) -> None:
-        if not self.transport.is_closing() and self.cycle.more_body:
+        if not self.transport.is_closing() and self.at_work.more_body:
             self.transport.close()  # answered before all of it had come: the rest is nobody's
-        super().on_response_complete()
+        super().on_response_complete()  # type: ignore[misc]
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The app, which says so where an answer is its connection's last."""
@@ -215,20 +238,21 @@ class Connection(H11Protocol):
     def _is_last(self) -> bool:
         """Whether no other request is read from this connection: its body isn't, or the server is stopping and no
         other has come behind this one."""
-        return self.cycle.more_body or (self._crowd.draining and not self.conn.trailing_data[0])
+        more: bool = self.at_work.more_body
+        return more or (self._crowd.draining and not self.head_begun)
 
-    def _refuse(self, status: int, message: str, *, unasked: bool = False) -> None:
+    def refuse(self, status: int, message: str, *, unasked: bool = False) -> None:
         """Answer in the app's stead, in its shape of error, and close.
 
         Who hasn't begun to ask is told nothing, unless `unasked`: it would take it for the answer to what it asks next.
         """
-        cycle = self.cycle
+        cycle = self.at_work
         asked = cycle is not None and not cycle.response_complete
-        began = asked or bool(self.conn.trailing_data[0])
+        began = asked or self.head_begun
         if asked:
             cycle.disconnected = True
             cycle.message_event.set()
-        if (began or unasked) and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        if (began or unasked) and not (asked and cycle.response_started):
             name = (id_in(cycle.scope) if asked else "") or uuid.uuid4().hex
             body = msgspec.json.encode({"error": message, "request_id": name})
             headers = [
@@ -238,10 +262,6 @@ class Connection(H11Protocol):
                 *([(b"retry-after", b"1")] if status == 503 else []),
                 _CLOSE,
             ]
-            events = (
-                h11.Response(status_code=status, headers=headers, reason=_REASONS[status]),
-                h11.Data(data=body),
-                h11.EndOfMessage(),
-            )
-            self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+            lines = [b"HTTP/1.1 %d %s" % (status, _REASONS[status]), *(b"%s: %s" % header for header in headers)]
+            self.transport.write(b"\r\n".join([*lines, b"", body]))
         self.transport.close()

@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from offramp.runtime.errors import OutputLost
-from offramp.server.connections.connection import Connection
+from offramp.server.connections.choice import connection
 from offramp.server.connections.crowd import Crowd
 from offramp.server.engine import Engine
 from offramp.server.settings import Settings
@@ -54,7 +54,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=functools.partial(Connection, self._crowd),  # type: ignore[arg-type]
+                http=functools.partial(connection(), self._crowd),  # type: ignore[arg-type]
                 ws="none",
                 loop="asyncio",
                 backlog=_ACCEPTED_AT_ONCE,

@@ -17,18 +17,25 @@ def error_response(request: Request, status: int, message: str, headers: dict[st
     return Response(body, status, {**(headers or {}), HEADER: name}, media_type="application/json")
 
 
+EXPECTED = (ServerError, InputError, RequestValidationError, CascadeClosed)
+"""What is raised on purpose, here or below."""
+
+
+def response_to(request: Request, error: Exception) -> Response:
+    """The answer for anything that was raised, but for what routing raises."""
+    if isinstance(error, ServerError):
+        return error_response(request, error.status, str(error), error.headers)
+    if isinstance(error, EXPECTED):
+        return error_response(request, 503 if isinstance(error, CascadeClosed) else 400, str(error))
+    # The details are in the log; what a stranger is told says nothing about this machine.
+    return error_response(request, 500, f"internal error ({type(error).__name__}).")
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Give every error of the app, its routing's own included, the one shape."""
 
-    async def server_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ServerError)
-        return error_response(request, error.status, str(error), error.headers)
-
-    async def input_error(request: Request, error: Exception) -> Response:
-        return error_response(request, 400, str(error))
-
-    async def closed(request: Request, error: Exception) -> Response:
-        return error_response(request, 503, str(error))
+    async def expected(request: Request, error: Exception) -> Response:
+        return response_to(request, error)
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -38,13 +45,7 @@ def add_error_handlers(app: FastAPI) -> None:
         }.get(error.status_code, str(error.detail))
         return error_response(request, error.status_code, message, dict(error.headers or {}))
 
-    async def unexpected(request: Request, error: Exception) -> Response:
-        # The details are in the log; what a stranger is told says nothing about this machine.
-        return error_response(request, 500, f"internal error ({type(error).__name__}).")
-
-    app.add_exception_handler(ServerError, server_error)
-    app.add_exception_handler(InputError, input_error)
-    app.add_exception_handler(RequestValidationError, input_error)
-    app.add_exception_handler(CascadeClosed, closed)
+    for kind in EXPECTED:
+        app.add_exception_handler(kind, expected)
     app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(Exception, unexpected)
+    app.add_exception_handler(Exception, expected)

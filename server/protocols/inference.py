@@ -10,6 +10,7 @@ from offramp.runtime.bundle import Input, own_version
 from offramp.server.dataplane import DataPlane, Encode
 from offramp.server.errors import NotFound, Unavailable
 from offramp.server.patience import Patience
+from offramp.server.protocols.hot import Handler
 from offramp.server.protocols.names import segment
 from offramp.server.protocols.openapi import documented, example_row
 from offramp.server.protocols.reading import DATATYPES, ON_REQUEST, OUTPUTS, Asked, InferRequest
@@ -36,6 +37,39 @@ class InferResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 SCHEMAS = (InferRequest, InferResponse)
+
+
+def handler(plane: DataPlane) -> Handler:
+    """What answers an inference request, whatever its path."""
+    manifest = plane.manifest
+
+    def query(asked: Asked, patience: Patience) -> tuple[Query, Encode]:
+        made, name, outputs = plane.query(asked, patience), asked.fields.id, asked.fields.outputs
+        return made, lambda answer: encode(name, outputs, made, answer)
+
+    def encode(id: str | None, outputs: list[str], query: Query, answer: Answer) -> bytes:
+        return msgspec.json.encode(
+            InferResponse(
+                model_name=manifest.name,
+                model_version=manifest.version,
+                id=id,
+                parameters={"operating_point": answer.operating_point},
+                outputs=[output(name, answer, manifest.classes) for name in outputs],
+            )
+        )
+
+    async def infer(request: Request) -> Response:
+        return await plane.answer(request, "binary" if _is_binary(request) else "infer", query)
+
+    return infer
+
+
+def paths(plane: DataPlane) -> list[str]:
+    """Where this model's requests go, if its name and version are plain segments of a URL."""
+    model, version = plane.manifest.name, plane.manifest.version
+    if segment(model) != model or segment(version) != version:
+        return []
+    return [f"/v2/models/{model}/infer", f"/v2/models/{model}/versions/{version}/infer"]
 
 
 def routes(plane: DataPlane) -> APIRouter:
@@ -70,21 +104,6 @@ def routes(plane: DataPlane) -> APIRouter:
     router = APIRouter(tags=["open inference protocol"])
     of_model = APIRouter(prefix="/v2/models/{model}", dependencies=[Depends(check_model)])
 
-    def query(asked: Asked, patience: Patience) -> tuple[Query, Encode]:
-        made, name, outputs = plane.query(asked, patience), asked.fields.id, asked.fields.outputs
-        return made, lambda answer: encode(name, outputs, made, answer)
-
-    def encode(id: str | None, outputs: list[str], query: Query, answer: Answer) -> bytes:
-        return msgspec.json.encode(
-            InferResponse(
-                model_name=manifest.name,
-                model_version=manifest.version,
-                id=id,
-                parameters={"operating_point": answer.operating_point},
-                outputs=[output(name, answer, manifest.classes) for name in outputs],
-            )
-        )
-
     @router.get("/v2", summary="Server metadata")
     async def server() -> Response:
         return _json({"name": "offramp", "version": own_version(), "extensions": []})
@@ -113,11 +132,13 @@ def routes(plane: DataPlane) -> APIRouter:
     async def model_metadata() -> Response:
         return _json(described)
 
+    answer = handler(plane)
+
     @of_model.post("/infer", **documented(InferRequest, InferResponse, example))
     @of_model.post("/versions/{version}/infer", include_in_schema=False)
     async def infer(request: Request) -> Response:
         """Classify the rows of tensors."""
-        return await plane.answer(request, "binary" if _is_binary(request) else "infer", query)
+        return await answer(request)
 
     router.include_router(of_model)
     return router

@@ -6,6 +6,7 @@ import msgspec
 from fastapi import APIRouter
 from offramp.server.dataplane import DataPlane, Encode
 from offramp.server.patience import Patience
+from offramp.server.protocols.hot import Handler
 from offramp.server.protocols.openapi import documented, example_row
 from offramp.server.protocols.reading import Asked, PredictRequest
 from offramp.server.query import Answer, Query
@@ -46,14 +47,12 @@ class PredictResponse(msgspec.Struct, kw_only=True):
 SCHEMAS = (PredictRequest, PredictResponse)
 
 
-def routes(plane: DataPlane) -> APIRouter:
-    router = APIRouter(tags=["predict"])
-    manifest, points = plane.manifest, plane.points
+PATH = "/v1/predict"
 
-    row: Any = {given.name: example_row(given) for given in manifest.inputs}
-    if plane.raw.kind == "text":
-        row = "a text"
-    example = {"instances": [row], "operating_point": points.default}
+
+def handler(plane: DataPlane) -> Handler:
+    """What answers at PATH."""
+    manifest, points = plane.manifest, plane.points
 
     def query(asked: Asked, patience: Patience, request_id: str) -> tuple[Query, Encode]:
         made = plane.query(asked, patience)
@@ -90,9 +89,26 @@ def routes(plane: DataPlane) -> APIRouter:
             )
         )
 
-    @router.post("/v1/predict", **documented(PredictRequest, PredictResponse, example))
+    async def predict(request: Request) -> Response:
+        return await plane.answer(request, "predict", lambda asked, patience: query(asked, patience, id_of(request)))
+
+    return predict
+
+
+def routes(plane: DataPlane) -> APIRouter:
+    router = APIRouter(tags=["predict"])
+    manifest, points = plane.manifest, plane.points
+
+    row: Any = {given.name: example_row(given) for given in manifest.inputs}
+    if plane.raw.kind == "text":
+        row = "a text"
+    example = {"instances": [row], "operating_point": points.default}
+
+    answer = handler(plane)
+
+    @router.post(PATH, **documented(PredictRequest, PredictResponse, example))
     async def predict(request: Request) -> Response:
         """Classify rows. Each leaves at the first exit that is sure enough at the operating point."""
-        return await plane.answer(request, "predict", lambda asked, patience: query(asked, patience, id_of(request)))
+        return await answer(request)
 
     return router

@@ -4,6 +4,8 @@ import json
 import socket
 
 import pytest
+from offramp.server.connections import draining
+from offramp.server.connections.h11_connection import H11Connection
 
 
 class Raw:
@@ -61,3 +63,13 @@ def request(rows, path="/v1/predict", headers=""):
 @pytest.fixture(scope="session")
 def post():
     return request
+
+
+@pytest.fixture(params=["httptools", "h11"], autouse=True)
+def parser(request, monkeypatch):
+    """Servers of this process read requests by each; those of their own by the one that they choose."""
+    kind = {"h11": H11Connection}.get(request.param) or pytest.importorskip(
+        "offramp.server.connections.httptools_connection"
+    ).HttpToolsConnection
+    monkeypatch.setattr(draining, "connection", lambda: kind)
+    return request.param
