@@ -50,19 +50,24 @@ class Decision:
 
     @cached_property
     def confidence(self) -> NDArray[np.float64]:
-        if len(self.leave) > FEW_ROWS:
-            return sigmoid(self.log_odds)
-        # As sigmoid does it. The exponential is numpy's own here too: math.exp may differ in the last bit, and a
-        # row's confidence would then depend on how many rows are beside it.
-        odds = self._few()
-        small = [float(np.exp(-abs(s))) for s in odds]
-        return np.array([(1.0 if s >= 0 else e) / (1.0 + e) for s, e in zip(odds, small, strict=True)])
+        return confidence_of(self._log_odds if not callable(self._log_odds) else self.log_odds)
 
     @cached_property
     def abstain(self) -> NDArray[np.bool_]:
         if len(self.leave) > FEW_ROWS:
             return ~(self.log_odds >= self._below)
         return np.array([not s >= self._below for s in self._few()])
+
+
+def confidence_of(log_odds: NDArray[Any]) -> NDArray[np.float64]:
+    """As `scores.sigmoid`, to the bit, of checked log-odds; faster for few rows."""
+    if len(log_odds) > FEW_ROWS:
+        return sigmoid(log_odds)
+    # The exponential is numpy's own here too: math.exp may differ in the last bit, and a row's confidence would then
+    # depend on how many rows are beside it.
+    odds = log_odds.tolist()
+    small = [float(np.exp(-abs(s))) for s in odds]
+    return np.array([(1.0 if s >= 0 else e) / (1.0 + e) for s, e in zip(odds, small, strict=True)])
 
 
 class Gate:

@@ -179,6 +179,7 @@ class BatchingEngine:
             Rows(g.arrays, None, g.positions, self._padding.sizes(g.sizes), job.route.costs(g.sizes).exits)
             for g in job.query.groups
         ]
+        job.flops_full = sum(int(rows.flops[-1]) * len(rows) for rows in groups)
         with self._change:
             self._dispatch.admit(job, way, groups)
             self._unfinished += 1

@@ -15,6 +15,7 @@ from fastapi import APIRouter
 from offramp.runtime.bundle import Manifest, own_version
 from offramp.runtime.errors import InputError
 from offramp.runtime.points import FULL
+from offramp.runtime.thresholds.rule import FEW_ROWS
 from offramp.server.errors import NotSupported
 from offramp.server.query import Answer
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -137,16 +138,21 @@ class Metrics:
         """A request was answered. point: the one that it asked for."""
         self.ended("ok")
         point = answer.operating_point or point
-        if cut_short := int(answer.involuntary.sum()):
+        if cut_short := sum(answer.involuntary.tolist()):
             self._involuntary["overload" if answer.overloaded else "request"].inc(cut_short)
         self._duration.observe(seconds)
         self._rows[point].inc(len(answer))
-        exits = self._exits[point]
-        for exit, rows in zip(exits, np.bincount(answer.exit, minlength=len(exits)), strict=True):
-            if rows:
+        if len(answer) <= FEW_ROWS:  # where numpy's calls take longer than the sums
+            for exit in answer.exit.tolist():
+                self._exits[point][exit].inc()
+            abstained, flops = sum(answer.abstain.tolist()), sum(answer.flops.tolist())
+        else:
+            for exit, rows in zip(self._exits[point], np.bincount(answer.exit), strict=False):
                 exit.inc(int(rows))
-        self._abstentions[point].inc(int(answer.abstain.sum()))
-        self._flops[point].inc(int(answer.flops.sum()))
+            abstained, flops = int(answer.abstain.sum()), int(answer.flops.sum())
+        if abstained:
+            self._abstentions[point].inc(abstained)
+        self._flops[point].inc(flops)
         self._flops_full[point].inc(answer.flops_full)
 
     def waited(self, seconds: float) -> None:

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from offramp.runtime.gate import Decision
+from offramp.runtime.gate import Decision, confidence_of
 from offramp.runtime.predictions import Predictions
-from offramp.runtime.scores import sigmoid
 
 Ids = NDArray[np.int64]
 
@@ -41,7 +40,7 @@ class Answers:
     @cached_property
     def confidence(self) -> NDArray[np.float64]:
         """(N,) from the log-odds, once every row has been answered."""
-        return sigmoid(self.log_odds)
+        return confidence_of(self.log_odds)
 
     def keep(
         self,

@@ -53,6 +53,7 @@ class Job:
         self.point = query.operating_point  # whose rule that is
         self.own: Route | None = None  # the rule that it asked for, if the server took another or cut it short
         self.rows, self.priority = query.rows, query.priority
+        self.flops_full = 0  # what the whole network would cost for all its rows
         self.answers = Answers(query.rows, len(route.manifest.classes) if query.probabilities else None)
         self.left = query.rows  # without their last answer
         self.queued = query.rows  # that have never run
@@ -97,11 +98,10 @@ class Job:
         return self.point != self.query.operating_point
 
     def answer(self) -> Answer:
-        """What it has by now. The whole network's FLOPs are for all its rows."""
-        costs, groups = self.route.costs, self.query.groups
+        """What it has by now."""
         return Answer.of(
             self.answers,
-            flops_full=sum(int(costs(group.sizes).exits[-1]) * len(group.positions) for group in groups),
+            flops_full=self.flops_full,
             operating_point=self.point,
             overloaded=self.overloaded,
         )
