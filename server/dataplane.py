@@ -4,10 +4,12 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
 from offramp.runtime.bundle import Manifest
+from offramp.runtime.execution.answers import Ids
 from offramp.server.body import off_loop, read_body
 from offramp.server.decoding.decoders import Decoders
 from offramp.server.engine import Engine
@@ -22,6 +24,7 @@ from offramp.server.protocols.raw import RawRows
 from offramp.server.protocols.reading import READERS, Asked, Limits
 from offramp.server.query import Answer, Query
 from offramp.server.settings import Settings
+from offramp.server.streaming import Stream, Streamed
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -34,6 +37,7 @@ UNPACKED_APART = 2**10
 """The same of a packed body, which may become a thousand times as large."""
 _UNHEARD = 0.02  # seconds in which nobody listens whether the client is still there
 Encode = Callable[[Answer], bytes]
+Lines = Callable[[Ids, Answer], bytes]
 Finish = Callable[[Asked, Patience], tuple[Query, Encode]]
 
 
@@ -70,22 +74,58 @@ class DataPlane:
         self.metrics.answered(answer, query.operating_point, time.perf_counter() - started)
         return Response(payload, media_type="application/json")
 
+    async def stream(self, request: Request, kind: str, finish: Finish, lines: Lines) -> Response:
+        """Answer a request row by row, as rows leave; otherwise as `answer`.
+
+        lines: rows that have just left, encoded. What goes wrong before the first of them has its own status; what
+        goes wrong later is the last line.
+        """
+        started = time.perf_counter()
+        stack = AsyncExitStack()
+        try:
+            held = stack.enter_context(Hold(self.memory))
+            body = await read_body(request, self.settings.max_body_bytes, self.settings.timeout, held)
+            stack.enter_context(_Listening(request))
+            await stack.enter_async_context(body.patience)
+            query, _ = await self._asked(body, kind, finish)
+            stream = Stream(self.engine, query, body.patience)
+            parts = aiter(stream)
+            stack.push_async_callback(parts.aclose)
+            first = await anext(parts, None)
+        except BaseException as error:
+            gone = await _left(stack, error)
+            self.metrics.ended("cancelled" if isinstance(gone, asyncio.CancelledError) else outcome(gone))
+            raise gone from None
+
+        def over(error: BaseException | None) -> None:
+            if error is None and stream.whole is not None:
+                self.metrics.answered(stream.whole, query.operating_point, time.perf_counter() - started)
+            else:
+                self.metrics.ended("cancelled" if error is None else outcome(error))
+
+        return Streamed(stack, first, parts, lines, over)
+
     async def _work(self, body: Body, kind: str, finish: Finish) -> tuple[Answer, Query, bytes]:
         """All that is done for a body that is there; its patience is looked at before and within each part."""
         async with body.patience:
-            if body.size >= (UNPACKED_APART if body.encoding in ENCODINGS else DECODED_APART):
-                asked = await self.decoders.read(kind, body)
-                query, encode = await off_loop(math.inf if asked.raw else 0, lambda: finish(asked, body.patience))
-            else:
-                # A small body may hold a picture that takes a second to unpack.
-                size = math.inf if self.raw.kind == "image" or body.encoding in ENCODINGS else body.size
-                query, encode = await off_loop(size, lambda: self._read(body, kind, finish))
-            body.drop()
-            body.held.set(query.bytes + self._answer_bytes(query))
-            body.patience.allow(self.settings.timeout if query.timeout is None else query.timeout)
+            query, encode = await self._asked(body, kind, finish)
             answer = await self.engine.infer(query, body.patience)
             payload = await off_loop(self._answer_bytes(query), lambda: encode(answer))
         return answer, query, payload
+
+    async def _asked(self, body: Body, kind: str, finish: Finish) -> tuple[Query, Encode]:
+        """From a body to its query, wherever that is decoded."""
+        if body.size >= (UNPACKED_APART if body.encoding in ENCODINGS else DECODED_APART):
+            asked = await self.decoders.read(kind, body)
+            query, encode = await off_loop(math.inf if asked.raw else 0, lambda: finish(asked, body.patience))
+        else:
+            # A small body may hold a picture that takes a second to unpack.
+            size = math.inf if self.raw.kind == "image" or body.encoding in ENCODINGS else body.size
+            query, encode = await off_loop(size, lambda: self._read(body, kind, finish))
+        body.drop()
+        body.held.set(query.bytes + self._answer_bytes(query))
+        body.patience.allow(self.settings.timeout if query.timeout is None else query.timeout)
+        return query, encode
 
     def _answer_bytes(self, query: Query) -> int:
         """About what an answer is when encoded. Raises TooLarge for one that takes more memory than a request may."""
@@ -118,6 +158,15 @@ class DataPlane:
             named=fields.operating_point is not None,
             deadline=fields.deadline,
         )
+
+
+async def _left(stack: AsyncExitStack, error: BaseException) -> BaseException:
+    """Leave what a stack has entered, because of an error. Returns the error that it is in the end."""
+    try:
+        await stack.__aexit__(type(error), error, error.__traceback__)
+    except BaseException as other:
+        return other
+    return error
 
 
 class _Listening:

@@ -1,14 +1,22 @@
 """Rows of one request as they leave, for whoever doesn't want to wait for its last."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack
 
+import msgspec
 import numpy as np
+from offramp.runtime.errors import OfframpError
 from offramp.runtime.execution.answers import Ids
 from offramp.server.engine import Engine
 from offramp.server.patience import Patience
 from offramp.server.query import Answer, Query
+from offramp.server.request_id import id_in
 from offramp.server.scheduling.job import Job
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+NDJSON = "application/x-ndjson"
 
 
 class Stream:
@@ -18,7 +26,7 @@ class Stream:
         self._engine, self._query, self._patience = engine, query, patience
         self.whole: Answer | None = None
 
-    async def __aiter__(self) -> AsyncIterator[tuple[Ids, Answer]]:
+    async def __aiter__(self) -> AsyncGenerator[tuple[Ids, Answer], None]:
         """The numbers of rows that have just left, and their answers.
 
         Raises what `Engine.infer` raises. Who stops looking cancels what hasn't run.
@@ -44,3 +52,43 @@ class Stream:
         finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
+
+
+class Streamed(Response):
+    """An answer whose rows are sent as they leave, a line each. An error behind the first is a line, too."""
+
+    media_type = NDJSON
+
+    def __init__(
+        self,
+        stack: AsyncExitStack,
+        first: tuple[Ids, Answer] | None,
+        parts: AsyncGenerator[tuple[Ids, Answer], None],
+        lines: Callable[[Ids, Answer], bytes],
+        over: Callable[[BaseException | None], None],
+    ) -> None:
+        """stack: what the request holds until its end, entered in the task that sends this. over: told at the end."""
+        super().__init__()
+        del self.headers["content-length"]  # nobody knows it yet
+        self._stack, self._first, self._parts, self._lines, self._over = stack, first, parts, lines, over
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def line(body: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        failed: BaseException | None = None
+        try:
+            async with self._stack:
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                if self._first is not None:
+                    await line(self._lines(*self._first))
+                    async for ids, answer in self._parts:
+                        await line(self._lines(ids, answer))
+        except (OfframpError, OSError) as error:
+            failed = error
+            await line(msgspec.json.encode({"error": str(error), "request_id": id_in(scope)}) + b"\n")
+        except BaseException as error:
+            self._over(error)
+            raise
+        self._over(failed)
+        await line(b"", more=False)

@@ -1,9 +1,11 @@
 """POST /v1/predict: instances in, one object a row out."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter
+from offramp.runtime.execution.answers import Ids
 from offramp.server.dataplane import DataPlane, Encode
 from offramp.server.patience import Patience
 from offramp.server.protocols.hot import Handler
@@ -11,6 +13,7 @@ from offramp.server.protocols.openapi import documented, example_row
 from offramp.server.protocols.reading import Asked, PredictRequest
 from offramp.server.query import Answer, Query
 from offramp.server.request_id import id_of
+from offramp.server.streaming import NDJSON
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -32,6 +35,12 @@ class Prediction(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     flops: int
     involuntary: bool = False
     probabilities: list[float | None] | None = None
+
+
+class Line(Prediction, kw_only=True):
+    """A row's answer as soon as it is there, asked for by `Accept: application/x-ndjson`. index: of its instance."""
+
+    index: int
 
 
 class PredictResponse(msgspec.Struct, kw_only=True):
@@ -58,30 +67,36 @@ def handler(plane: DataPlane) -> Handler:
         made = plane.query(asked, patience)
         return made, lambda answer: encode(made, answer, request_id)
 
-    def encode(query: Query, answer: Answer, request_id: str) -> bytes:
+    def fields(answer: Answer) -> Iterator[dict[str, Any]]:
+        """A prediction's, row by row."""
         classes, exits = manifest.classes, points.exits
         probabilities: list[Any] = [None] * len(answer)
         if answer.probabilities is not None:
             probabilities = answer.probabilities.tolist()
         columns = (answer.label, answer.confidence, answer.exit, answer.abstain, answer.flops, answer.involuntary)
+        for label, confidence, exit, abstain, flops, involuntary, shares in zip(
+            *(column.tolist() for column in columns), probabilities, strict=True
+        ):
+            yield {
+                "label": label,
+                "class_": classes[label] if label >= 0 else None,
+                "confidence": confidence,  # NaN is written as null
+                "exit": exit,
+                "exit_name": exits[exit],
+                "abstain": abstain,
+                "flops": flops,
+                "involuntary": involuntary,
+                "probabilities": shares,
+            }
+
+    def lines(ids: Ids, answer: Answer) -> bytes:
+        rows = zip(ids.tolist(), fields(answer), strict=True)
+        return msgspec.json.Encoder().encode_lines([Line(index=k, **row) for k, row in rows])
+
+    def encode(query: Query, answer: Answer, request_id: str) -> bytes:
         return msgspec.json.encode(
             PredictResponse(
-                predictions=[
-                    Prediction(
-                        label=label,
-                        class_=classes[label] if label >= 0 else None,
-                        confidence=confidence,  # NaN is written as null
-                        exit=exit,
-                        exit_name=exits[exit],
-                        abstain=abstain,
-                        flops=flops,
-                        involuntary=involuntary,
-                        probabilities=shares,
-                    )
-                    for label, confidence, exit, abstain, flops, involuntary, shares in zip(
-                        *(column.tolist() for column in columns), probabilities, strict=True
-                    )
-                ],
+                predictions=[Prediction(**row) for row in fields(answer)],
                 model=manifest.name,
                 version=manifest.version,
                 operating_point=answer.operating_point,
@@ -90,7 +105,12 @@ def handler(plane: DataPlane) -> Handler:
         )
 
     async def predict(request: Request) -> Response:
-        return await plane.answer(request, "predict", lambda asked, patience: query(asked, patience, id_of(request)))
+        def finish(asked: Asked, patience: Patience) -> tuple[Query, Encode]:
+            return query(asked, patience, id_of(request))
+
+        if NDJSON in request.headers.get("accept", ""):
+            return await plane.stream(request, "predict", finish, lines)
+        return await plane.answer(request, "predict", finish)
 
     return predict
 
