@@ -39,9 +39,12 @@ def test_the_lines_are_the_predictions_with_their_index(client):
 
 
 def test_rows_that_leave_early_are_there_before_the_others_have_been_run(rows, serve, slow_blocks):
-    with serve(rows, batching="stages", lanes=1) as server, server.client() as client:
-        with client.stream("POST", "/v1/predict", json={"instances": X.tolist()}, headers=LINES) as reply:
-            came = [(time.monotonic(), json.loads(line)["exit"]) for line in reply.iter_lines()]
+    with (
+        serve(rows, batching="stages", lanes=1) as server,
+        server.client() as client,
+        client.stream("POST", "/v1/predict", json={"instances": X.tolist()}, headers=LINES) as reply,
+    ):
+        came = [(time.monotonic(), json.loads(line)["exit"]) for line in reply.iter_lines()]
     first, last = came[0][0], came[-1][0]
     assert sorted(exit for _, exit in came) == sorted(rows.predict({"x": X.astype(np.float32)}).exit.tolist())
     assert first < last
