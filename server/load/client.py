@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
 
-from offramp.server.load.connection import TIMED_OUT, Address, Connection
+from offramp.server.load.connection import TIMED_OUT, UNANSWERED, Address, Connection
 
 _PAUSE = 0.05  # seconds before a connection that failed is tried again: a dead server isn't hammered
 _SWEEP = 0.1  # seconds between looks for requests that take too long
@@ -34,7 +34,7 @@ class Tally:
 
     def add(self, outcome: str, latency: float) -> None:
         self.outcomes[outcome] += 1
-        if outcome[0] == "2" or outcome == TIMED_OUT:
+        if outcome[0] == "2" or outcome in (TIMED_OUT, UNANSWERED):
             self.latencies.append(latency)
 
 
@@ -52,7 +52,7 @@ def closed_loop(
     """Each connection sends its next request when the last one was answered; what comes after `warm` seconds counts.
 
     begin: when to start, by time.monotonic. first: the request to start with. Requests that are under way at the end
-    don't count, unless they have been since before the counting began: those weren't answered at all.
+    don't count, unless they have been since before the counting began: those are unanswered.
     """
     tally = Tally(seconds)
     order = cycle([*requests[first % len(requests) :], *requests[: first % len(requests)]])
@@ -92,7 +92,7 @@ def closed_loop(
         tally.busy = spent.share()
         for client in clients:
             if client.busy and client.begun < counted:
-                tally.add(TIMED_OUT, now() - client.begun)
+                tally.add(UNANSWERED, now() - client.begun)
     return tally
 
 

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from offramp.server.load.client import closed_loop, open_loop
-from offramp.server.load.connection import HUNG_UP, MALFORMED, REFUSED, TIMED_OUT
+from offramp.server.load.connection import HUNG_UP, MALFORMED, REFUSED, TIMED_OUT, UNANSWERED
 from offramp.server.load.requests import post
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -132,7 +132,7 @@ def test_what_is_never_answered_counts_with_how_long_it_was_waited_for(answering
         assert min(tally.latencies) >= 0.2
         assert tally.carried == 0
         waited = closed_loop(server.address, REQUESTS, 2, begin=time.monotonic(), warm=0.1, seconds=0.2, timeout=30)
-        assert waited.outcomes == {TIMED_OUT: 2}
+        assert waited.outcomes == {UNANSWERED: 2}
         impatient = closed(server, seconds=0.6, timeout=0.1)
         assert impatient.outcomes[TIMED_OUT] >= 2
         forever.set()
