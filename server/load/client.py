@@ -62,7 +62,7 @@ def closed_loop(
         clients = [Connection(selector, address) for _ in range(connections)]
         _sleep_until(begin)
         paused = deque((begin, client) for client in clients)
-        swept, spent = begin, _Spent(counted)
+        swept, spent = begin, _Spent(counted, end)
         while (time_ := now()) < end:
             spent.look(time_)
             while paused and paused[0][0] <= time_:
@@ -141,13 +141,12 @@ def open_loop(
 
     with _selector() as selector:
         _sleep_until(begin)
-        spent = _Spent(counted)
+        spent = _Spent(counted, end)
         while sent < len(arrivals) or busy or waiting:
             time_ = now()
             if time_ >= given_up:
                 break
-            if time_ < end:
-                spent.look(time_)
+            spent.look(time_)
             while sent < len(arrivals) and begin + arrivals[sent] <= time_:
                 waiting.append((begin + arrivals[sent], first + sent))
                 sent += 1
@@ -180,21 +179,22 @@ def open_loop(
 
 
 class _Spent:
-    """The share of a core that this process takes from some moment on."""
+    """The share of a core that this process takes between two moments, waiting for the last answers apart."""
 
-    def __init__(self, since: float) -> None:
-        self._since = since
-        self._begun: tuple[float, float] | None = None
+    def __init__(self, since: float, until: float) -> None:
+        self._moments = [since, until]
+        self._seen: list[tuple[float, float]] = []  # the time, and what was spent until then
 
     def look(self, time_: float) -> None:
-        if self._begun is None and time_ >= self._since:
-            self._begun = time_, time.process_time()
+        if len(self._seen) < 2 and time_ >= self._moments[len(self._seen)]:
+            self._seen.append((time_, time.process_time()))
 
     def share(self) -> float:
-        if self._begun is None:
+        if not self._seen:
             return 0.0
-        wall = now() - self._begun[0]
-        return (time.process_time() - self._begun[1]) / wall if wall > 0 else 0.0
+        (begun, before), *ended = self._seen
+        end, after = ended[0] if ended else (now(), time.process_time())
+        return (after - before) / (end - begun) if end > begun else 0.0
 
 
 @contextmanager
