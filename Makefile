@@ -51,7 +51,7 @@ bench: $(TEST)/.ready  ## the benchmarks that this machine can run; results go t
 	else echo "benchmarks/gpu.py: passed by, there is no CUDA GPU here."; fi
 
 # Each of the other servers gets an environment of its own, in benchmarks/serving/.venvs/.
-bench-serving: $(TEST)/.ready  ## offramp against other servers of the whole model; a quarter of an hour
+bench-serving: $(TEST)/.ready  ## offramp against other servers of the whole model; twenty minutes
 	$(TEST)/bin/python benchmarks/serving.py $(ARGS)
 
 # The sources are read, not imported: this environment needs neither torch nor ONNX Runtime.

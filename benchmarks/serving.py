@@ -1,6 +1,6 @@
 """offramp against servers of the whole model, one row a request, all of them on this machine's CPU.
 
-    python benchmarks/serving.py                       # everything: some fifteen minutes on two cores
+    python benchmarks/serving.py                       # everything: some twenty minutes on two cores
     python benchmarks/serving.py --peers fastapi mosec --turns 5
     make bench-serving
 

@@ -23,10 +23,12 @@ def in_a_tensor(row: bytes) -> bytes:
 
 
 def batched(**more: object) -> list[dict[str, object]]:
-    """What is tried of those that batch: one process with all threads, small and large batches; a process a core."""
+    """What is tried of those that batch: one process with all threads, which spin or don't, small and large batches; a
+    process a core."""
     whole, each = {"WORKERS": 1, "THREADS": CORES}, {"WORKERS": CORES, "THREADS": 1}
     return [
         {**whole, "BATCH": 16, "WAIT_MS": 2, **more},
+        {**whole, "BATCH": 16, "WAIT_MS": 2, "SPIN": 1, **more},
         {**whole, "BATCH": 64, "WAIT_MS": 5, **more},
         {**each, "BATCH": 16, "WAIT_MS": 2, **more},
     ]
@@ -51,7 +53,7 @@ PEERS = [
         "MLServer",
         "/v2/models/whole/infer",
         in_a_tensor,
-        [*batched()[:2], {"WORKERS": 0, "THREADS": CORES, "BATCH": 16, "WAIT_MS": 2}],
+        [*batched()[:-1], {"WORKERS": 0, "THREADS": CORES, "BATCH": 16, "WAIT_MS": 2}],
     ),
     Peer("bentoml", "BentoML", "/predict", in_a_list, batched(MOST_LATENCY_MS=10_000)),
     Peer("ray", "Ray Serve", "/", as_it_is, batched()),
