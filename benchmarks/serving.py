@@ -267,9 +267,9 @@ def main() -> None:
         )
         missing |= tune(all_, asker, args.connections, min(2.0, args.seconds))
         agree = agreement(all_)
-        taken: dict[tuple[str, int], list[Measured]] = {}
+        taken: dict[tuple[str, int], dict[int, Measured]] = {}
         for point, count, turn, found in take_turns(all_, asker, args.connections, args.turns, args.seconds):
-            taken.setdefault((point, count), []).append(found)
+            taken.setdefault((point, count), {})[turn] = found
             print(
                 f"  turn {turn + 1}, {count} connections, {point}: {found.carried / found.seconds:,.0f}/s", flush=True
             )

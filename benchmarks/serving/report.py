@@ -1,12 +1,14 @@
 """What was measured, as lines, a table and a drawing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from harness import table
 from offramp.server.load.clients import Measured
+
+Line = dict[str, Any]
 
 
 def errors_of(found: Sequence[Measured]) -> dict[str, int]:
@@ -18,36 +20,47 @@ def errors_of(found: Sequence[Measured]) -> dict[str, int]:
     return counted
 
 
-def lines_of(taken: dict[tuple[str, int], list[Measured]], connections: Sequence[int]) -> list[dict[str, Any]]:
-    """A line a server and number of connections, the fastest first."""
+def lines_of(taken: Mapping[tuple[str, int], Mapping[int, Measured]], connections: Sequence[int]) -> list[Line]:
+    """A line a server and number of connections, the fastest first. taken: what was measured in which turn.
+
+    of_the_best_peer: the median over turns of the rate over that of the best peer in the same turn.
+    """
     lines = []
     for count in connections:
         here = {point: found for (point, c), found in taken.items() if c == count}
-        best = max((_rate(found) for point, found in here.items() if not point.startswith("offramp")), default=0.0)
+        peers = [point for point in here if not point.startswith("offramp")]
+        best = here[max(peers, key=lambda point: _rate(here[point]))] if peers else {}
         for point, found in sorted(here.items(), key=lambda item: -_rate(item[1])):
-            rates = [one.carried / one.seconds for one in found]
+            rates = [one.carried / one.seconds for one in found.values()]
+            ratios = [
+                one.carried / one.seconds / (best[turn].carried / best[turn].seconds)
+                for turn, one in found.items()
+                if turn in best and best[turn].carried
+            ]
+            measured = list(found.values())
             lines.append(
                 {
                     "connections": count,
                     "server": point,
+                    "turns": len(found),
                     "requests_per_second": _rate(found),
                     "least": min(rates),
                     "most": max(rates),
-                    "of_the_best_peer": _rate(found) / best if best else None,
-                    **{f"p{q * 100:.0f}_ms": float(np.median([one.ms(q) for one in found])) for q in (0.5, 0.99)},
-                    "errors": errors_of(found),
-                    "client": found[0].client,
-                    "client_busy": max(one.busy for one in found),
+                    "of_the_best_peer": float(np.median(ratios)) if ratios else None,
+                    **{f"p{q * 100:.0f}_ms": float(np.median([one.ms(q) for one in measured])) for q in (0.5, 0.99)},
+                    "errors": errors_of(measured),
+                    "client": measured[0].client,
+                    "client_busy": max(one.busy for one in measured),
                 }
             )
     return lines
 
 
-def _rate(found: Sequence[Measured]) -> float:
-    return float(np.median([one.carried / one.seconds for one in found]))
+def _rate(found: Mapping[int, Measured]) -> float:
+    return float(np.median([one.carried / one.seconds for one in found.values()]))
 
 
-def told(lines: Sequence[dict[str, Any]], connections: Sequence[int]) -> str:
+def told(lines: Sequence[Line], connections: Sequence[int]) -> str:
     parts = []
     for count in connections:
         rows = [(f"{count} connections", "requests/s", "of the best peer", "p50 ms", "p99 ms", "errors", "client")]
@@ -68,7 +81,7 @@ def told(lines: Sequence[dict[str, Any]], connections: Sequence[int]) -> str:
     return "\n\n".join(parts)
 
 
-def plot(lines: Sequence[dict[str, Any]], connections: Sequence[int], path: Path, date: str, about: str) -> None:
+def plot(lines: Sequence[Line], connections: Sequence[int], path: Path, date: str, about: str) -> None:
     import matplotlib as mpl
 
     mpl.use("agg")

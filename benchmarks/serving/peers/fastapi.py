@@ -25,4 +25,5 @@ if __name__ == "__main__":
         http="httptools",
         access_log=False,
         log_level="error",
+        timeout_worker_healthcheck=60,  # a busy machine's workers take longer than 5 s to begin, and are ended then
     )
