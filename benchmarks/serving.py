@@ -266,6 +266,8 @@ def main() -> None:
             flush=True,
         )
         missing |= tune(all_, asker, args.connections, min(2.0, args.seconds))
+        if "offramp" in missing:
+            sys.exit(f"offramp {missing['offramp']}")
         agree = agreement(all_)
         taken: dict[tuple[str, int], dict[int, Measured]] = {}
         for point, count, turn, found in take_turns(all_, asker, args.connections, args.turns, args.seconds):
@@ -275,6 +277,8 @@ def main() -> None:
             )
         lines = lines_of(taken, args.connections)
         carried = max(line["requests_per_second"] for line in lines if line["server"] == FULL)
+        if not carried:
+            sys.exit(f"offramp at full answered nothing: {lines}")
         late = at_a_share_of_full(all_["offramp"], asker, carried, 0.7, args.seconds, args.turns)
         cpu = cpu_of_a_request(asker, folder, args.seconds, args.turns) if "fastapi" in there else None
     print(f"\n{told(lines, args.connections)}\n")

@@ -10,13 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE / ".venvs"
 _PATIENCE = 120.0  # seconds until a server must have answered its first row
+_TRIES = 3  # ports
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -60,20 +61,22 @@ class Peer:
 
     @contextmanager
     def serving(self, model: Path, setting: Mapping[str, object], row: bytes) -> Iterator["Server"]:
-        port = free_port()
-        given = {"MODEL": model, "PORT": port, "PYTHONPATH": HERE, "PYTHONSAFEPATH": "1", **setting}
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in given.items()}}
+        given = {"MODEL": model, "PYTHONPATH": HERE, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", **setting}
+        environment = {**os.environ, **{name: str(value) for name, value in given.items()}}
         command = [str(self.python), str(HERE / "peers" / f"{self.name}.py")]
-        with _running(command, environment, port, self.path, self.body(row)) as server:
+
+        def start(port: int) -> tuple[list[str], dict[str, str]]:
+            return command, {**environment, "PORT": str(port)}
+
+        with _running(start, self.path, self.body(row)) as server:
             yield server
 
 
 @contextmanager
 def offramp(bundle: Path, options: Sequence[str], path: str, body: bytes) -> Iterator["Server"]:
     """`offramp serve` of this environment."""
-    port = free_port()
-    command = [sys.executable, "-m", "offramp.runtime.cli", "serve", str(bundle), "--port", str(port), *options]
-    with _running(command, dict(os.environ), port, path, body) as server:
+    command = [sys.executable, "-m", "offramp.runtime.cli", "serve", str(bundle), *options, "--port"]
+    with _running(lambda port: ([*command, str(port)], dict(os.environ)), path, body) as server:
         yield server
 
 
@@ -91,17 +94,27 @@ class Server:
 
 @contextmanager
 def _running(
-    command: Sequence[str], environment: Mapping[str, str], port: int, path: str, body: bytes
+    start: Callable[[int], tuple[Sequence[str], Mapping[str, str]]], path: str, body: bytes
 ) -> Iterator[Server]:
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryDirectory() as scratch:
-        process = subprocess.Popen(
-            command, env=environment, cwd=scratch, stdout=said, stderr=said, start_new_session=True
-        )
-        try:
-            _wait(process, port, path, body, said)
-            yield Server(port, process.pid)
-        finally:
-            _end(process)
+    """start: command and environment for a port."""
+    with ExitStack() as stack:
+        for tries_left in reversed(range(_TRIES)):
+            port = free_port()
+            command, environment = start(port)
+            said = stack.enter_context(tempfile.TemporaryFile())
+            scratch = stack.enter_context(tempfile.TemporaryDirectory())
+            process = subprocess.Popen(
+                command, env=environment, cwd=scratch, stdout=said, stderr=said, start_new_session=True
+            )
+            stack.callback(_end, process)
+            try:
+                _wait(process, port, path, body, said)
+                break
+            except Missing:
+                # A port that was free a moment ago may be somebody's by now.
+                if process.poll() is None or not tries_left:
+                    raise
+        yield Server(port, process.pid)
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, path: str, body: bytes, said: object) -> None:

@@ -56,6 +56,7 @@ def closed_loop(
     """
     tally = Tally(seconds)
     order = cycle([*requests[first % len(requests) :], *requests[: first % len(requests)]])
+    begin = max(begin, now())  # a process that comes late has as much time as the others
     counted = begin + warm
     end = counted + seconds
     with _selector() as selector:
@@ -125,6 +126,7 @@ def open_loop(
     """
     tally = Tally(seconds)
     count = len(requests)
+    begin = max(begin, now())
     counted, end = begin + warm, begin + warm + seconds
     given_up = end + timeout
     idle: list[Connection] = []

@@ -147,3 +147,10 @@ def test_what_warms_the_server_up_is_not_counted(answering):
         before = len(server.asked)
         counted = closed_loop(server.address, REQUESTS, 1, begin=time.monotonic(), warm=0.2, seconds=1.0)
     assert 0 < counted.outcomes["200"] < len(server.asked) - before
+
+
+def test_a_client_that_is_late_still_measures_for_as_long(answering):
+    with answering(lambda request: OK) as server:
+        options = {"begin": time.monotonic() - 60, "warm": 0.1}
+        assert closed_loop(server.address, REQUESTS, 1, seconds=1.0, **options).carried > 0
+        assert open_loop(server.address, REQUESTS, [0.2, 0.3], seconds=5.0, **options).carried == 2
