@@ -6,13 +6,13 @@ TEST := .venv
 DEMO := .venv-demo
 DOCS := .venv-docs
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# harness.py is what the others share; gpu.py needs a card.
-BENCHMARKS := $(filter-out benchmarks/harness.py benchmarks/gpu.py,$(sort $(wildcard benchmarks/*.py)))
+# harness.py is what the others share; gpu.py needs a card, serving.py other servers.
+BENCHMARKS := $(filter-out $(addprefix benchmarks/,harness.py gpu.py serving.py),$(sort $(wildcard benchmarks/*.py)))
 
-.PHONY: help demo test test-slow test-cuda test-wheel coverage lint format bench docs clean
+.PHONY: help demo test test-slow test-cuda test-wheel coverage lint format bench bench-serving docs clean
 
 help:  ## list the targets; ARGS="…" is handed on to what they run
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(DEMO)/.ready  ## serve the bundled intents, ask in sentences, print what is saved (no torch)
 	$(DEMO)/bin/offramp demo $(ARGS)
@@ -50,13 +50,17 @@ bench: $(TEST)/.ready  ## the benchmarks that this machine can run; results go t
 	then $(TEST)/bin/python benchmarks/gpu.py; \
 	else echo "benchmarks/gpu.py: passed by, there is no CUDA GPU here."; fi
 
+# Each of the other servers gets an environment of its own, in benchmarks/serving/.venvs/.
+bench-serving: $(TEST)/.ready  ## offramp against other servers of the whole model; twenty minutes
+	$(TEST)/bin/python benchmarks/serving.py $(ARGS)
+
 # The sources are read, not imported: this environment needs neither torch nor ONNX Runtime.
 docs: $(DOCS)/.ready .types/offramp  ## the documentation, in site/; any warning is an error
 	$(DOCS)/bin/zensical build --clean --strict $(ARGS)
 	@echo "site/index.html"
 
 clean:  ## remove what the other targets made
-	rm -rf .venv .venv-demo .venv-docs .node .types build dist site .cache htmlcov .coverage *.egg-info
+	rm -rf .venv .venv-demo .venv-docs benchmarks/serving/.venvs .node .types build dist site .cache htmlcov .coverage *.egg-info
 
 # For the tests of the example for Node, which are skipped without it. Its install script would fetch CUDA libraries.
 .node/.ready:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
 
-from offramp.server.load.connection import TIMED_OUT, Address, Connection
+from offramp.server.load.connection import TIMED_OUT, UNANSWERED, Address, Connection
 
 _PAUSE = 0.05  # seconds before a connection that failed is tried again: a dead server isn't hammered
 _SWEEP = 0.1  # seconds between looks for requests that take too long
@@ -34,7 +34,7 @@ class Tally:
 
     def add(self, outcome: str, latency: float) -> None:
         self.outcomes[outcome] += 1
-        if outcome[0] == "2" or outcome == TIMED_OUT:
+        if outcome[0] == "2" or outcome in (TIMED_OUT, UNANSWERED):
             self.latencies.append(latency)
 
 
@@ -52,17 +52,18 @@ def closed_loop(
     """Each connection sends its next request when the last one was answered; what comes after `warm` seconds counts.
 
     begin: when to start, by time.monotonic. first: the request to start with. Requests that are under way at the end
-    don't count, unless they have been since before the counting began: those weren't answered at all.
+    don't count, unless they have been since before the counting began: those are unanswered.
     """
     tally = Tally(seconds)
     order = cycle([*requests[first % len(requests) :], *requests[: first % len(requests)]])
+    begin = max(begin, now())  # a process that comes late has as much time as the others
     counted = begin + warm
     end = counted + seconds
     with _selector() as selector:
         clients = [Connection(selector, address) for _ in range(connections)]
         _sleep_until(begin)
         paused = deque((begin, client) for client in clients)
-        swept, spent = begin, _Spent(counted)
+        swept, spent = begin, _Spent(counted, end)
         while (time_ := now()) < end:
             spent.look(time_)
             while paused and paused[0][0] <= time_:
@@ -92,7 +93,7 @@ def closed_loop(
         tally.busy = spent.share()
         for client in clients:
             if client.busy and client.begun < counted:
-                tally.add(TIMED_OUT, now() - client.begun)
+                tally.add(UNANSWERED, now() - client.begun)
     return tally
 
 
@@ -125,6 +126,7 @@ def open_loop(
     """
     tally = Tally(seconds)
     count = len(requests)
+    begin = max(begin, now())
     counted, end = begin + warm, begin + warm + seconds
     given_up = end + timeout
     idle: list[Connection] = []
@@ -141,13 +143,12 @@ def open_loop(
 
     with _selector() as selector:
         _sleep_until(begin)
-        spent = _Spent(counted)
+        spent = _Spent(counted, end)
         while sent < len(arrivals) or busy or waiting:
             time_ = now()
             if time_ >= given_up:
                 break
-            if time_ < end:
-                spent.look(time_)
+            spent.look(time_)
             while sent < len(arrivals) and begin + arrivals[sent] <= time_:
                 waiting.append((begin + arrivals[sent], first + sent))
                 sent += 1
@@ -180,21 +181,22 @@ def open_loop(
 
 
 class _Spent:
-    """The share of a core that this process takes from some moment on."""
+    """The share of a core that this process takes between two moments, waiting for the last answers apart."""
 
-    def __init__(self, since: float) -> None:
-        self._since = since
-        self._begun: tuple[float, float] | None = None
+    def __init__(self, since: float, until: float) -> None:
+        self._moments = [since, until]
+        self._seen: list[tuple[float, float]] = []  # the time, and what was spent until then
 
     def look(self, time_: float) -> None:
-        if self._begun is None and time_ >= self._since:
-            self._begun = time_, time.process_time()
+        if len(self._seen) < 2 and time_ >= self._moments[len(self._seen)]:
+            self._seen.append((time_, time.process_time()))
 
     def share(self) -> float:
-        if self._begun is None:
+        if not self._seen:
             return 0.0
-        wall = now() - self._begun[0]
-        return (time.process_time() - self._begun[1]) / wall if wall > 0 else 0.0
+        (begun, before), *ended = self._seen
+        end, after = ended[0] if ended else (now(), time.process_time())
+        return (after - before) / (end - begun) if end > begun else 0.0
 
 
 @contextmanager

@@ -8,7 +8,8 @@ import selectors
 import socket
 from typing import Any
 
-HUNG_UP, REFUSED, TIMED_OUT, MALFORMED = "hung up", "refused", "timed out", "not HTTP"
+HUNG_UP, REFUSED, MALFORMED = "hung up", "refused", "not HTTP"
+TIMED_OUT, UNANSWERED = "timed out", "unanswered"
 _PIECE = 1 << 18
 _UNDER_WAY = {errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, errno.EALREADY, 0}
 _NO_WAY = {errno.ECONNREFUSED, errno.EMFILE, errno.ENETUNREACH, errno.EHOSTUNREACH}

@@ -21,7 +21,7 @@ _SCRIPT = Path(__file__).with_name("wrk.lua")
 _TIMEOUT = 30  # seconds for one request, as our own client has it
 _QUANTILES = (0.5, 0.9, 0.99)
 Tool = Callable[..., Measured]
-"""tool(url, bodies, connections, seconds=, warm=)"""
+"""tool(url, bodies, connections, seconds=, warm=, path=)"""
 
 
 def found() -> dict[str, Tool]:
@@ -29,7 +29,9 @@ def found() -> dict[str, Tool]:
     return {name: tool for name, tool in ((WRK, wrk), (OHA, oha)) if shutil.which(name)}
 
 
-def wrk(url: str, bodies: Sequence[bytes], connections: int, *, seconds: float, warm: float) -> Measured:
+def wrk(
+    url: str, bodies: Sequence[bytes], connections: int, *, seconds: float, warm: float, path: str = PREDICT
+) -> Measured:
     """A closed loop by wrk, whose threads go through the bodies in turn.
 
     Its percentiles count a request that took long as if others had waited behind it, so they are above those of our
@@ -39,7 +41,7 @@ def wrk(url: str, bodies: Sequence[bytes], connections: int, *, seconds: float, 
     host = url.removeprefix("http://")
     with tempfile.TemporaryDirectory() as scratch:
         source, script = Path(scratch) / "requests", Path(scratch) / "wrk.lua"
-        requests = [post(host, PREDICT, body) for body in bodies]
+        requests = [post(host, path, body) for body in bodies]
         source.write_bytes(b"".join(b"%d\n%b" % (len(each), each) for each in requests))
         script.write_text(_SCRIPT.read_text(encoding="utf-8").replace("@SOURCE@", str(source)), encoding="utf-8")
 
@@ -47,7 +49,7 @@ def wrk(url: str, bodies: Sequence[bytes], connections: int, *, seconds: float, 
             # wrk takes whole seconds.
             length = f"{max(1, math.ceil(last))}s"
             fixed = ["-t", str(threads), "-c", str(connections), "--timeout", f"{_TIMEOUT}s"]
-            return [WRK, *fixed, "-d", length, "-s", str(script), f"{url}{PREDICT}"]
+            return [WRK, *fixed, "-d", length, "-s", str(script), f"{url}{path}"]
 
         if warm:
             _run(command(warm))
@@ -76,7 +78,9 @@ def read_wrk(printed: str, busy: float) -> Measured:
     return Measured(seconds, answered - failed, np.zeros(0), kept, busy, WRK, quantiles)
 
 
-def oha(url: str, bodies: Sequence[bytes], connections: int, *, seconds: float, warm: float) -> Measured:
+def oha(
+    url: str, bodies: Sequence[bytes], connections: int, *, seconds: float, warm: float, path: str = PREDICT
+) -> Measured:
     """A closed loop by oha, which draws its bodies from a file at random.
 
     Its percentiles count errors, too. Raises OfframpError for an oha so old that it knows one body only.
@@ -92,7 +96,7 @@ def oha(url: str, bodies: Sequence[bytes], connections: int, *, seconds: float, 
         def command(last: float) -> list[str]:
             fixed = [OHA, "--no-tui", *output, "-c", str(connections), "-t", f"{_TIMEOUT}s", "-m", "POST"]
             sent = ["-T", "application/json", "-Z" if len(set(bodies)) > 1 else "-D", str(source)]
-            return [*fixed, *sent, "-z", f"{max(1, round(last * 1e3))}ms", f"{url}{PREDICT}"]
+            return [*fixed, *sent, "-z", f"{max(1, round(last * 1e3))}ms", f"{url}{path}"]
 
         if warm:
             _run(command(warm))

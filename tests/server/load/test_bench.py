@@ -15,7 +15,7 @@ from offramp.server.load.describe import describe
 from offramp.server.load.requests import bodies, read_rows
 from offramp.server.load.target import target
 
-QUICK = {"seconds": 0.3, "turns": 2, "client": "own", "processes": 1}
+QUICK = {"seconds": 1.0, "turns": 2, "client": "own", "processes": 1}
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_another_servers_answers_are_not_taken_for_offramps(answering):
 
 def test_the_command_measures_an_address(rows_server, data, tmp_path, capsys):
     written = tmp_path / "load.json"
-    arguments = ["bench", rows_server.url, str(data), "--operating-point", "fast", "--seconds", "0.2", "--turns", "1"]
+    arguments = ["bench", rows_server.url, str(data), "--operating-point", "fast", "--seconds", "1", "--turns", "1"]
     options = ["--connections", "1", "--rate", "30", "50%", "--client", "own", "--json", str(written)]
     assert main([*arguments, *options]) == 0
     assert "full (baseline)" in capsys.readouterr().out
@@ -192,7 +192,7 @@ def test_the_command_measures_an_address(rows_server, data, tmp_path, capsys):
 
 
 def test_the_command_serves_a_bundle_for_the_load(rows_bundle, data, capsys):
-    options = ["--seconds", "0.2", "--turns", "1", "--rate", "20", "--threads", "1", "--client", "own", "--json"]
+    options = ["--seconds", "1", "--turns", "1", "--rate", "20", "--threads", "1", "--client", "own", "--json"]
     assert main(["bench", str(rows_bundle), str(data), "--load", *options]) == 0
     told = json.loads(capsys.readouterr().out)
     assert {line["kind"] for line in told["times"]} == {"poisson"}

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from offramp.server.load.client import closed_loop, open_loop
-from offramp.server.load.connection import HUNG_UP, MALFORMED, REFUSED, TIMED_OUT
+from offramp.server.load.connection import HUNG_UP, MALFORMED, REFUSED, TIMED_OUT, UNANSWERED
 from offramp.server.load.requests import post
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -15,7 +15,7 @@ BUSY = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\nContent-Length: 0\r
 REQUESTS = [post("here", "/v1/predict", b"%d" % k) for k in range(5)]
 
 
-def closed(server, connections=2, seconds=0.3, **options):
+def closed(server, connections=2, seconds=0.8, **options):
     return closed_loop(
         server.address, REQUESTS, connections, begin=time.monotonic(), warm=0.0, seconds=seconds, **options
     )
@@ -131,8 +131,8 @@ def test_what_is_never_answered_counts_with_how_long_it_was_waited_for(answering
         assert tally.outcomes == {TIMED_OUT: 10}
         assert min(tally.latencies) >= 0.2
         assert tally.carried == 0
-        waited = closed_loop(server.address, REQUESTS, 2, begin=time.monotonic(), warm=0.1, seconds=0.2, timeout=30)
-        assert waited.outcomes == {TIMED_OUT: 2}
+        waited = closed_loop(server.address, REQUESTS, 2, begin=time.monotonic(), warm=0.5, seconds=0.2, timeout=30)
+        assert waited.outcomes == {UNANSWERED: 2}
         impatient = closed(server, seconds=0.6, timeout=0.1)
         assert impatient.outcomes[TIMED_OUT] >= 2
         forever.set()
@@ -145,5 +145,12 @@ def test_what_warms_the_server_up_is_not_counted(answering):
         assert len(server.asked) == 5
         assert tally.outcomes == {"200": 2}
         before = len(server.asked)
-        counted = closed_loop(server.address, REQUESTS, 1, begin=time.monotonic(), warm=0.2, seconds=0.2)
+        counted = closed_loop(server.address, REQUESTS, 1, begin=time.monotonic(), warm=0.2, seconds=1.0)
     assert 0 < counted.outcomes["200"] < len(server.asked) - before
+
+
+def test_a_client_that_is_late_still_measures_for_as_long(answering):
+    with answering(lambda request: OK) as server:
+        options = {"begin": time.monotonic() - 60, "warm": 0.1}
+        assert closed_loop(server.address, REQUESTS, 1, seconds=1.0, **options).carried > 0
+        assert open_loop(server.address, REQUESTS, [0.2, 0.3], seconds=5.0, **options).carried == 2

@@ -1,0 +1,1 @@
+"""What serving.py beside this folder measures offramp against."""
