@@ -158,4 +158,8 @@ def _gathered(parts: list[tuple[NDArray[Any], Ids | None]], axis: int) -> NDArra
 
 
 def _is_run(positions: Ids) -> bool:
-    return len(positions) > 0 and int(positions[-1] - positions[0]) + 1 == len(positions)
+    """Whether they follow on each other. Those of several requests may come in any order: first and last don't tell."""
+    count = len(positions)
+    if not count or int(positions[-1] - positions[0]) + 1 != count:
+        return False
+    return count < 3 or bool((positions[1:] - positions[:-1] == 1).all())

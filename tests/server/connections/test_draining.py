@@ -79,7 +79,7 @@ def test_every_answer_during_the_drain_closes_its_connection(occupied, raw, post
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_what_is_not_answered_at_the_drains_limit_gets_503_and_the_exit_code_is_0(occupied, raw, post, sig):
     process, address, client = occupied("--drain-timeout", 1)
-    waiting = raw(address).send(post([ROW] * 10))
+    waiting = raw(address).send(post([ROW] * 8000))
     stuck = [raw(address).send(sent) for sent in (b"", b"GET /", post([ROW])[:-5], LIVE + b"GE")]
     time.sleep(0.2)
     process.send_signal(sig)

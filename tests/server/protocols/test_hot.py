@@ -48,6 +48,10 @@ def both(rows, listen):
         yield hot, cold
 
 
+# What differs between two servers, and whether the body had been read when it was answered.
+OWN = ("connection", "date", "location", "x-through")
+
+
 @pytest.mark.parametrize(("method", "path", "headers", "body"), ASKED)
 def test_what_is_asked_is_answered_the_same_way_through_fastapi(both, method, path, headers, body):
     replies = []
@@ -55,9 +59,7 @@ def test_what_is_asked_is_answered_the_same_way_through_fastapi(both, method, pa
         with server.client() as client:
             content = None if body is None else json.dumps(body)
             reply = client.request(method, path, content=content, headers={**headers, "X-Request-ID": "a"})
-            replies.append(
-                (reply.status_code, reply.content, {**reply.headers, "date": "", "x-through": "", "location": ""})
-            )
+            replies.append((reply.status_code, reply.content, {**reply.headers, **dict.fromkeys(OWN, "")}))
     assert replies[0] == replies[1]
 
 

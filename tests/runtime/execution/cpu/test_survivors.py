@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from offramp.runtime.execution.cpu.survivors import GONE, BlockQueue, Scratch, gathering_pays
+from offramp.runtime.execution.cpu.survivors import GONE, BlockQueue, Scratch, gather_rows, gathering_pays
 
 
 def arrays_of(ids):
@@ -76,3 +76,11 @@ def test_scratch_gives_the_rows_asked_for_while_its_memory_is_used_again(data):
             expected = np.take(rows, picked, axis=axis).copy()
             rows = scratch.gather(f"t{axis}", rows, picked, axis)
             np.testing.assert_array_equal(rows, expected)
+
+
+@given(st.permutations(range(6)), st.integers(1, 6), st.integers(0, 1))
+def test_rows_may_be_asked_for_in_any_order(order, count, axis):
+    array = np.arange(36).reshape(6, 6)
+    at = np.array(order[:count])
+    (made,) = gather_rows([({"x": array}, at)], {"x": axis}).values()
+    assert made.tolist() == np.take(array, at, axis=axis).tolist()
