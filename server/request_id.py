@@ -1,7 +1,7 @@
 """A name for each request: in its answer's header, in every error, and in the log."""
 
 import logging
-import os
+import random
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,8 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        name = scope[_KEY] = _given(scope) or os.urandom(16).hex()
+        # Names, not secrets: os.urandom is a system call, in which Python's lock may go to another thread.
+        name = scope[_KEY] = _given(scope) or f"{random.getrandbits(128):032x}"
         header = (_HEADER, name.encode())
 
         async def tagged(message: Message) -> None:
