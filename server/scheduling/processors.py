@@ -25,8 +25,11 @@ class Processors:
     task sees, which goes by more slowly than the clock's, so that one comes or goes without touching the others.
     """
 
-    def __init__(self, clock: Clock, cores: float) -> None:
-        self._clock, self._cores = clock, cores
+    def __init__(self, clock: Clock, cores: float, disturbance: float = 0.0) -> None:
+        """disturbance: by how much of its time each task that runs beside another one holds it up, whatever cores
+        there are: caches, locks, threads of one batch that wait for each other.
+        """
+        self._clock, self._cores, self._disturbance = clock, cores, disturbance
         self._seen = self._since = self._demand = 0.0
         self._tasks: list[tuple[float, int, float, Do]] = []  # by their end
         self._numbers, self._plans = itertools.count(), 0
@@ -44,7 +47,7 @@ class Processors:
         return 0.0 if self._tasks else self._clock.now - self._since
 
     def _slower(self) -> float:
-        return max(1.0, self._demand / self._cores)
+        return max(1.0, self._demand / self._cores) * (1 + self._disturbance * max(0, len(self._tasks) - 1))
 
     def _look(self) -> None:
         self._seen += (self._clock.now - self._since) / self._slower()

@@ -82,10 +82,12 @@ class Simulation:
         ran: Callable[[Batch, Outcome], None] | None = None,
         cores: float = math.inf,
         demand: float = 1.0,
+        disturbance: float = 0.0,
     ) -> None:
         """told: called with a job, the ids of its rows that have just been answered, and the time. ran: called with
         each batch that has. cores: that lanes share, with whatever else is started on `processors`; demand: how many
-        a batch keeps busy. Where they don't suffice, batches take longer than `seconds`.
+        a batch keeps busy; disturbance: as `Processors` has it. Where they don't suffice, batches take longer than
+        `seconds`.
         """
         self._told, self._ran, self._demand = told or _note, ran, demand
         self.dispatch = Dispatch(max_queued_rows)
@@ -94,7 +96,7 @@ class Simulation:
         self._seconds, self._lanes, self._busy = seconds, lanes, 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self.processors = Processors(self, cores)
+        self.processors = Processors(self, cores, disturbance)
 
     def at(self, when: float, do: Callable[[], None]) -> None:
         """Have something done at a time."""

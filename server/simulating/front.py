@@ -15,6 +15,7 @@ from offramp.server.load.serving import served
 from offramp.server.load.target import target
 
 _SECONDS = 1.2
+COMPANY = 4  # connections from whose throughput it is seen how much tasks disturb each other
 _PAUSES = (0.003, 0.01, 0.04)  # seconds
 
 
@@ -25,13 +26,14 @@ class RequestCost:
     pauses: that nobody worked before it came, rising from 0. beside: for each of them, quantiles of what a lone request
     took beside its batch; after a pause caches and cores are cold, which costs a small model as much again. work: the
     share of it in which the server's event loop works; nobody works in the rest. client: work of a client on the same
-    machine, which competes with the server there.
+    machine, which competes with the server there. disturbance: as `Processors` has it.
     """
 
     pauses: tuple[float, ...] = (0.0,)
     beside: tuple[Floats, ...] = field(default_factory=lambda: (np.zeros(1),))
     work: float = 1.0
     client: float = 0.0
+    disturbance: float = 0.0
 
     @classmethod
     def of(cls, seconds: float, client: float = 0.0) -> "RequestCost":
@@ -45,11 +47,15 @@ class RequestCost:
 
     def drawn(self, pause: float, number: float) -> float:
         """What one request takes. number: from 0 to 1, by chance."""
+        quantile = int(number * len(self.beside[0]))
         k = len(self.pauses) - 1
         while k and self.pauses[k] > pause:
             k -= 1
-        quantiles = self.beside[k]
-        return float(quantiles[int(number * len(quantiles))])
+        taken = float(self.beside[k][quantile])
+        if pause and k + 1 < len(self.pauses):
+            share = (pause - self.pauses[k]) / (self.pauses[k + 1] - self.pauses[k])
+            taken += share * (float(self.beside[k + 1][quantile]) - taken)
+        return taken
 
 
 @dataclass(frozen=True)
@@ -66,8 +72,11 @@ class Lone:
 
 def lone_requests(
     bundle: str | Path, data: str | Path, point: str, options: Sequence[str], *, rows: int, seed: int
-) -> list[Lone]:
-    """Serve the bundle and ask it one request at a time, without pauses and with several, for some seconds."""
+) -> tuple[list[Lone], float]:
+    """Serve the bundle and ask it one request at a time, without pauses and with several, for some seconds.
+
+    Returns also the requests a second that it answers on COMPANY connections.
+    """
     found: list[Lone] = []
     with served(bundle, options=options) as server, clients(1) as own:
         known = target(server.url)
@@ -85,7 +94,8 @@ def lone_requests(
             count = max(1, one.carried)
             cpu = (cpu_of(server.pid) - before) / count
             found.append(Lone(pause, np.sort(one.latencies_ms) / 1e3, cpu, one.busy * _SECONDS / count))
-    return found
+        together = own.closed(point, COMPANY, seconds=_SECONDS, warm=0.3)
+    return found, together.carried / together.seconds
 
 
 def request_cost(lone: Sequence[Lone], batches: Floats, busy: float) -> RequestCost:

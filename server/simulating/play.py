@@ -163,7 +163,7 @@ class Player:
 
         simulation = Simulation(
             machine.lanes, of_batch, max_queued_rows=machine.max_queued_rows, told=told, ran=ran,
-            cores=machine.cores, demand=self._measured.demand,
+            cores=machine.cores, demand=self._measured.demand, disturbance=cost.disturbance,
         )  # fmt: skip
         front, client = Thread(simulation.processors), Thread(simulation.processors)
 

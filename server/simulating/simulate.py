@@ -17,8 +17,8 @@ from offramp.runtime.jobs.data.expected import Line
 from offramp.server.load.arrivals import Closed, Load, Poisson, Trace, poisson
 from offramp.server.scheduling.choice import BATCHING
 from offramp.server.simulating.bank import Bank
-from offramp.server.simulating.front import RequestCost, lone_requests, request_cost
-from offramp.server.simulating.laboratory import Laboratory
+from offramp.server.simulating.front import COMPANY, RequestCost, lone_requests, request_cost
+from offramp.server.simulating.laboratory import Laboratory, Measured
 from offramp.server.simulating.play import Machine, Played, Player
 
 SCHEMA = "offramp-simulation/1"
@@ -96,9 +96,13 @@ def simulate_bench(
         if request_ms is None or client:
             alone = Player(laboratory, measured, Machine(1, math.inf, 1 << 30, RequestCost()), names[-1], rows)
             batches = alone.closed(1, warm=0.0, seconds=2.0, seed=seed).latencies
-            lone = lone_requests(bundle, data, names[-1], options, rows=rows, seed=seed)
+            lone, carried = lone_requests(bundle, data, names[-1], options, rows=rows, seed=seed)
             found = request_cost(lone, batches, measured.busy)
-            cost = found if request_ms is None else replace(cost, client=found.client)
+            there = Machine(lanes, cores, max_queued_rows, found)
+            found = replace(
+                found, disturbance=_disturbance(laboratory, measured, there, names[-1], rows, carried, seed)
+            )
+            cost = found if request_ms is None else replace(cost, client=found.client, disturbance=found.disturbance)
         cost = cost if client else replace(cost, client=0.0)
         measuring = time.perf_counter() - began
         here = Machine(lanes, cores, max_queued_rows, cost)
@@ -135,6 +139,7 @@ def simulate_bench(
             "request_ms": cost.typical * 1e3,
             "request_ms_after_pauses": [float(np.median(one)) * 1e3 for one in cost.beside],
             "work_share": cost.work,
+            "disturbance": cost.disturbance,
             "client_ms": cost.client * 1e3,
             "lane_cores": measured.demand,
             "slower_together": measured.slower,
@@ -142,6 +147,19 @@ def simulate_bench(
         "faster_than_real_time": simulated / took,
     }
     return SimulationBench(about, lines, notes)
+
+
+def _disturbance(
+    laboratory: Laboratory, measured: Measured, machine: Machine, point: str, rows: int, carried: float, seed: int
+) -> float:
+    """With which the simulation carries as many requests a second on a few connections as the server did."""
+    low, high = 0.0, 2.0
+    for _ in range(7):
+        middle = (low + high) / 2
+        here = replace(machine, cost=replace(machine.cost, disturbance=middle))
+        played = Player(laboratory, measured, here, point, rows).closed(COMPANY, warm=0.2, seconds=1.5, seed=seed)
+        low, high = (middle, high) if played.carried / played.seconds > carried else (low, middle)
+    return (low + high) / 2
 
 
 def _check(
