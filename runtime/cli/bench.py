@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_nonfinite(parser)
     _add_load(parser.add_argument_group("load on a server"))
     _add_simulation(parser.add_argument_group("a server that is simulated"))
+    _add_tuning(parser.add_argument_group("settings of a server"))
 
 
 def _add_load(group: Any) -> None:
@@ -98,10 +99,25 @@ def _add_simulation(group: Any) -> None:
     )
 
 
+def _add_tuning(group: Any) -> None:
+    group.add_argument(
+        "--tune", action="store_true", help="serve the bundle with several lanes, threads and batchings: which is best?"
+    )
+    group.add_argument(
+        "--p99-ms",
+        type=float,
+        metavar="MS",
+        help="that the best settings keep at 16 and 64 connections (default: twice the least p99 of all)",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     if args.simulate:
         return _simulated(args)
     _refuse(args, _SIMULATED, "goes with --simulate")
+    if args.tune:
+        return _tuned(args)
+    _refuse(args, ("p99_ms",), "goes with --tune")
     if args.load or "://" in args.bundle:
         return _under_load(args)
     _refuse(args, _LOADED, "goes with a server's address, or --load")
@@ -164,7 +180,7 @@ def _server_rooms(*names: str) -> list[Any]:
 
 
 def _simulated(args: argparse.Namespace) -> int:
-    others = ("turns", "client", "processes", "load", *_PLAIN, "allow_nonfinite")
+    others = ("turns", "client", "processes", "load", "tune", "p99_ms", *_PLAIN, "allow_nonfinite")
     _refuse(args, others, "doesn't go with --simulate")
     if "://" in args.bundle:
         raise InputError("--simulate goes with a bundle, and this is a server's address.")
@@ -189,6 +205,29 @@ def _simulated(args: argparse.Namespace) -> int:
         )
     if not write_json(args.json, job.document(found)):
         print(text.describe(found))
+    return 0
+
+
+def _tuned(args: argparse.Namespace) -> int:
+    others = ("load", "connections", "rate", "trace", "client", "processes", "threads", *_PLAIN, "allow_nonfinite")
+    _refuse(args, others, "doesn't go with --tune")
+    if "://" in args.bundle:
+        raise InputError("--tune goes with a bundle, and this is a server's address.")
+    if len(args.operating_point) > 1:
+        raise InputError("--operating-point is given more than once, expected one to tune for.")
+    (job,) = _server_rooms("load.tune")
+    given = {
+        name: getattr(args, name)
+        for name in ("seconds", "rows", "turns", "seed", "p99_ms")
+        if getattr(args, name) is not None
+    }
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with bar("measurements") as progress:
+        found = job.tune(
+            args.bundle, args.data, point=next(iter(args.operating_point), None), progress=progress, **given
+        )
+    if not write_json(args.json, job.document(found)):
+        print(job.describe(found, args.bundle))
     return 0
 
 

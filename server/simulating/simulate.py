@@ -78,7 +78,8 @@ def simulate_bench(
     seconds: that are simulated. client: whether the client shares the machine with the server, as that of
     `load_bench` does. Raises InputError.
     """
-    lanes = lanes or (2 if usable_cores() > 1 else 1)
+    if lanes is None:
+        lanes = 2 if usable_cores() > 1 else 1
     _check(lanes, threads, batching, rows, seconds, max_queued_rows, request_ms)
     with Cascade.load(bundle, threads=threads, spin_us=AWAKE) as cascade:
         unknown = [name for name in points if name not in cascade.operating_points]
