@@ -4,6 +4,7 @@ import argparse
 import importlib
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from offramp.runtime.jobs.benching.page import page
 # What goes with a server only, and what without one only, as argparse names them.
 _LOADED = ("connections", "rate", "trace", "rows", "turns", "client", "processes", "seed")
 _PLAIN = ("pace", "html")
+_SIMULATED = ("lanes", "batching", "max_queued_rows", "request_ms", "client_here")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, help="also write a page with the figures")
     add_nonfinite(parser)
     _add_load(parser.add_argument_group("load on a server"))
+    _add_simulation(parser.add_argument_group("a server that is simulated"))
+    _add_tuning(parser.add_argument_group("settings of a server"))
 
 
 def _add_load(group: Any) -> None:
@@ -62,7 +66,8 @@ def _add_load(group: Any) -> None:
         nargs="+",
         action="extend",
         metavar="R",
-        help="open loop: so many requests a second at random, or 70%% of what the closed loop carried at full",
+        help="open loop: so many requests a second at random, so many rows (3000rows), or 70%% of what the closed loop "
+        "carried at full",
     )
     group.add_argument("--trace", metavar="FILE", help="open loop: recorded arrivals, one a line, in seconds")
     group.add_argument("--rows", type=int, help="rows a request (default: 1)")
@@ -74,7 +79,45 @@ def _add_load(group: Any) -> None:
     group.add_argument("--seed", type=seed, help="of the rows and arrivals (default: 0)")
 
 
+def _add_simulation(group: Any) -> None:
+    group.add_argument(
+        "--simulate",
+        action="store_true",
+        help="the server's scheduler under a clock that isn't real, by times measured here: --rate 3000rows --lanes 4",
+    )
+    group.add_argument("--lanes", type=int, metavar="N", help="batches that run together (default: the server's)")
+    group.add_argument("--batching", metavar="HOW", help="auto, graph or stages (default: auto)")
+    group.add_argument("--max-queued-rows", type=int, metavar="N", help="rows that may wait in all (default: 65536)")
+    group.add_argument(
+        "--request-ms",
+        type=float,
+        metavar="MS",
+        help="what a request costs beside its batch (default: measured, by asking a real server)",
+    )
+    group.add_argument(
+        "--client-here", action="store_true", help="the client shares the machine with the server, as under --load"
+    )
+
+
+def _add_tuning(group: Any) -> None:
+    group.add_argument(
+        "--tune", action="store_true", help="serve the bundle with several lanes, threads and batchings: which is best?"
+    )
+    group.add_argument(
+        "--p99-ms",
+        type=float,
+        metavar="MS",
+        help="that the best settings keep at 16 and 64 connections (default: twice the least p99 of all)",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
+    if args.simulate:
+        return _simulated(args)
+    _refuse(args, _SIMULATED, "goes with --simulate")
+    if args.tune:
+        return _tuned(args)
+    _refuse(args, ("p99_ms",), "goes with --tune")
     if args.load or "://" in args.bundle:
         return _under_load(args)
     _refuse(args, _LOADED, "goes with a server's address, or --load")
@@ -98,8 +141,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _refuse(args: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
     for name in names:
-        if getattr(args, name):
-            raise InputError(f"--{name} {why}.")
+        if getattr(args, name) not in (None, False, []):
+            raise InputError(f"--{name.replace('_', '-')} {why}.")
 
 
 def _under_load(args: argparse.Namespace) -> int:
@@ -108,14 +151,8 @@ def _under_load(args: argparse.Namespace) -> int:
     _refuse(args, (*_PLAIN, "allow_nonfinite"), "doesn't go with a server")
     if url:
         _refuse(args, ("load", "threads"), "goes with a bundle, and this is a server's address")
-    try:
-        serving, job, arrivals, text = (
-            importlib.import_module(f"offramp.server.load.{name}")
-            for name in ("serving", "bench", "arrivals", "describe")
-        )
-    except ModuleNotFoundError as error:
-        raise InputError(f"load on a server needs {error.name}. {how_to_install('server')}") from error
-    loads = _loads(args, job, arrivals)
+    serving, job, arrivals, text = _server_rooms("load.serving", "load.bench", "load.arrivals", "load.describe")
+    loads = _loads(args, job.CONNECTIONS, arrivals)
     given = {
         name: getattr(args, name)
         for name in ("seconds", "rows", "turns", "client", "processes", "seed")
@@ -134,17 +171,80 @@ def _under_load(args: argparse.Namespace) -> int:
     return 0
 
 
-def _loads(args: argparse.Namespace, job: Any, arrivals: Any) -> list[Any]:
+def _server_rooms(*names: str) -> list[Any]:
+    """Modules of the server's, which isn't below this room, and needs FastAPI."""
+    try:
+        return [importlib.import_module(f"offramp.server.{name}") for name in names]
+    except ModuleNotFoundError as error:
+        raise InputError(f"load on a server needs {error.name}. {how_to_install('server')}") from error
+
+
+def _simulated(args: argparse.Namespace) -> int:
+    others = ("turns", "client", "processes", "load", "tune", "p99_ms", *_PLAIN, "allow_nonfinite")
+    _refuse(args, others, "doesn't go with --simulate")
+    if "://" in args.bundle:
+        raise InputError("--simulate goes with a bundle, and this is a server's address.")
+    job, arrivals, text = _server_rooms("simulating.simulate", "load.arrivals", "simulating.describe")
+    given = {
+        name: getattr(args, name)
+        for name in ("seconds", "rows", "seed", "lanes", "threads", "batching", "max_queued_rows", "request_ms")
+        if getattr(args, name) is not None
+    }
+    loads = _loads(args, (), arrivals) or job.LOADS
+    # As for Ctrl-C: the server that is asked for what a request costs is ended, whoever ends this.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with bar("simulations") as progress:
+        found = job.simulate_bench(
+            args.bundle,
+            args.data,
+            points=args.operating_point,
+            loads=loads,
+            client=args.client_here,
+            progress=progress,
+            **given,
+        )
+    if not write_json(args.json, job.document(found)):
+        print(text.describe(found))
+    return 0
+
+
+def _tuned(args: argparse.Namespace) -> int:
+    others = ("load", "connections", "rate", "trace", "client", "processes", "threads", *_PLAIN, "allow_nonfinite")
+    _refuse(args, others, "doesn't go with --tune")
+    if "://" in args.bundle:
+        raise InputError("--tune goes with a bundle, and this is a server's address.")
+    if len(args.operating_point) > 1:
+        raise InputError("--operating-point is given more than once, expected one to tune for.")
+    (job,) = _server_rooms("load.tune")
+    given = {
+        name: getattr(args, name)
+        for name in ("seconds", "rows", "turns", "seed", "p99_ms")
+        if getattr(args, name) is not None
+    }
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with bar("measurements") as progress:
+        found = job.tune(
+            args.bundle, args.data, point=next(iter(args.operating_point), None), progress=progress, **given
+        )
+    if not write_json(args.json, job.document(found)):
+        print(job.describe(found, args.bundle))
+    return 0
+
+
+def _loads(args: argparse.Namespace, default: Sequence[int], arrivals: Any) -> list[Any]:
+    """default: connections of the closed loop that shares of it need, or that are all there is."""
     rates = []
     for text in args.rate or []:
         try:
-            rates.append(arrivals.rate(text))
+            rates.append(arrivals.rate(text, 1 if args.rows is None else args.rows))
         except ValueError:
-            raise InputError(f"--rate is {text!r}, expected requests a second above 0, or a percentage.") from None
+            raise InputError(
+                f"--rate is {text!r}, expected requests a second above 0, rows as in 3000rows, or a percentage."
+            ) from None
     traces = [arrivals.read_trace(args.trace)] if args.trace else []
     # A share is of a closed loop.
     alone = (rates or traces) and not any(one.share is not None for one in rates)
-    connections = args.connections or ([] if alone else job.CONNECTIONS)
+    connections = args.connections or ([] if alone else default)
     if any(count < 1 for count in connections):
         raise InputError(f"--connections is {min(connections)}, expected at least 1.")
     return [*map(arrivals.Closed, connections), *rates, *traces]

@@ -57,12 +57,14 @@ class Trace:
 Load = Closed | Poisson | Trace
 
 
-def rate(text: str) -> Poisson:
-    """`120` requests a second, or `70%`. Raises ValueError for anything else."""
-    number = float(text.removesuffix("%"))
+def rate(text: str, rows: int = 1) -> Poisson:
+    """`120` requests a second, `3000rows` a second, or `70%`. rows: a request. Raises ValueError for anything else."""
+    number = float(text.removesuffix("%").removesuffix("rows"))
     if not 0 < number < float("inf"):
         raise ValueError(text)
-    return Poisson(share=number / 100) if text.endswith("%") else Poisson(rate=number)
+    if text.endswith("%"):
+        return Poisson(share=number / 100)
+    return Poisson(rate=number / rows if text.endswith("rows") else number)
 
 
 def read_trace(path: str | Path) -> Trace:

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from offramp.runtime.errors import OfframpError
@@ -16,9 +17,24 @@ from offramp.runtime.errors import OfframpError
 _PATIENCE = 60.0  # seconds for the server to come up
 
 
+@dataclass(frozen=True)
+class Served:
+    """A server that is ready: its address and its process."""
+
+    url: str
+    pid: int
+
+
 @contextmanager
 def serving(bundle: str | Path, *, port: int = 0, options: Sequence[str] = ()) -> Iterator[str]:
-    """The address of a server of that bundle, ready to answer; it is ended in any case.
+    """The address alone; see `served`."""
+    with served(bundle, port=port, options=options) as server:
+        yield server.url
+
+
+@contextmanager
+def served(bundle: str | Path, *, port: int = 0, options: Sequence[str] = ()) -> Iterator[Served]:
+    """A server of that bundle, ready to answer; it is ended in any case.
 
     port: 0 for a free one. options: more arguments of `offramp serve`. Raises OfframpError if it doesn't come up.
     """
@@ -40,7 +56,7 @@ def serving(bundle: str | Path, *, port: int = 0, options: Sequence[str] = ()) -
                 if time.monotonic() > deadline:
                     raise OfframpError(f"the server wasn't ready within {_PATIENCE:.0f} s.") from None
                 time.sleep(0.05)
-        yield address
+        yield Served(address, process.pid)
 
 
 @contextmanager

@@ -54,9 +54,14 @@ class Ways:
         if self._graph is not None and self.batching == "auto" and len(self._shared) > 1:
             self._times = time_stages(self._cascade, self._stage_way(self._shared).route, seconds)
 
+    @property
+    def chooses(self) -> bool:
+        """Whether the choice may change."""
+        return self._times is not None and self._times.graph is not None
+
     def saw(self, batch: Batch, exits: list[NDArray[Any]]) -> bool:
         """A batch has run. exits: those that its rows left from, in parts. Returns whether the choice has changed."""
-        if self._times is None or self._times.graph is None or not exits:
+        if self._times is None or not self.chooses or not exits:
             return False
         self._left = self._left * _KEPT + np.bincount(np.concatenate(exits), minlength=len(self._left))
         if not batch.place.stage:

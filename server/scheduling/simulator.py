@@ -6,8 +6,10 @@ real one or a simulated one; how long it takes is said by whoever simulates.
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from offramp.server.errors import QueueFull
 from offramp.server.scheduling.dispatch import Dispatch
 from offramp.server.scheduling.job import Rows
 from offramp.server.scheduling.outcome import Outcome
+from offramp.server.scheduling.processors import Processors
 from offramp.server.scheduling.scheduler import Batch, Place, Waiting, Way
 
 Seconds = Callable[[Batch, Outcome, int], float]
@@ -76,15 +79,24 @@ class Simulation:
         *,
         max_queued_rows: int = 65_536,
         told: Callable[[Any, Any, float], None] | None = None,
+        ran: Callable[[Batch, Outcome], None] | None = None,
+        cores: float = math.inf,
+        demand: float = 1.0,
+        disturbance: float = 0.0,
     ) -> None:
-        """told: called with a job, the ids of its rows that have just been answered, and the time."""
-        self._told = told or _note
+        """told: called with a job, the ids of its rows that have just been answered, and the time. ran: called with
+        each batch that has. cores: that lanes share, with whatever else is started on `processors`; demand: how many
+        a batch keeps busy; disturbance: as `Processors` has it. Where they don't suffice, batches take longer than
+        `seconds`.
+        """
+        self._told, self._ran, self._demand = told or _note, ran, demand
         self.dispatch = Dispatch(max_queued_rows)
         self.now = 0.0
         self.batches: list[tuple[float, float, Batch]] = []  # when it began, when it ended, what it was
         self._seconds, self._lanes, self._busy = seconds, lanes, 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
+        self.processors = Processors(self, cores, disturbance)
 
     def at(self, when: float, do: Callable[[], None]) -> None:
         """Have something done at a time."""
@@ -93,13 +105,14 @@ class Simulation:
     def ask(self, job: Any, way: Way, groups: Sequence[Rows]) -> None:
         """A job that comes at its `arrived`. One that is turned away is `refused`."""
 
-        def arrive() -> None:
-            try:
-                self.dispatch.admit(job, way, list(groups))
-            except QueueFull:
-                job.refused = True
+        self.at(job.arrived, lambda: self.admit(job, way, groups))
 
-        self.at(job.arrived, arrive)
+    def admit(self, job: Any, way: Way, groups: Sequence[Rows]) -> None:
+        """A job that comes now."""
+        try:
+            self.dispatch.admit(job, way, list(groups))
+        except QueueFull:
+            job.refused = True
 
     def forget(self, job: Any, when: float) -> None:
         """Its client leaves."""
@@ -119,13 +132,18 @@ class Simulation:
             batch, _ = taken
             self._busy += 1
             outcome: Outcome = batch.place.way.run(batch)
-            began, ends = self.now, self.now + self._seconds(batch, outcome, self._busy)
-            self.batches.append((began, ends, batch))
-            self.at(ends, lambda batch=batch, outcome=outcome, began=began: self._end(batch, outcome, began))  # type: ignore[misc]
+            seconds = self._seconds(batch, outcome, self._busy)
+            ended = partial(self._end, len(self.batches), outcome)
+            self.batches.append((self.now, math.nan, batch))
+            self.processors.start(seconds, self._demand, ended)
 
-    def _end(self, batch: Batch, outcome: Outcome, began: float) -> None:
+    def _end(self, number: int, outcome: Outcome) -> None:
         self._busy -= 1
+        began, _, batch = self.batches[number]
+        self.batches[number] = began, self.now, batch
         self.dispatch.ran(batch, outcome, began, self.now)
+        if self._ran is not None:
+            self._ran(batch, outcome)
         for job, ids in outcome.settled:
             if not job.over():
                 self._told(job, ids, self.now)
