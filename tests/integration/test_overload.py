@@ -75,6 +75,18 @@ class Server:
         client.sendall(data)
         return client
 
+    def mean_ms(self, name: str) -> float:
+        """Of all observations of a histogram of its own."""
+        text = self.get("/metrics")
+        total, count = (
+            sum(
+                float(found)
+                for found in re.findall(rf"^offramp_{name}_seconds_{what}\{{.*\}} (\S+)$", text, re.MULTILINE)
+            )
+            for what in ("sum", "count")
+        )
+        return total / count * 1e3
+
     def get(self, path: str) -> str:
         client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         client.request("GET", path)
@@ -259,9 +271,11 @@ def test_twice_what_it_carries_is_answered_or_refused_and_nothing_grows(bundle, 
         drained = QUEUED / (crowd.rows / crowd.seconds)  # seconds for a full queue, of rows that were waited for
         print(
             f"\n{seconds} s at twice {carried:.0f} requests/s: {dict(sorted(crowd.outcomes.items()))}, "
-            f"{crowd.rows / crowd.seconds:.0f} rows/s answered; accepted p50 {np.median(crowd.latencies) * 1e3:.0f}, "
-            f"p99 {p99 * 1e3:.0f} ms, a full queue is {drained * 1e3:.0f} ms; memory {warm:.0f} MiB, later {last:.0f} "
-            f"({last / warm - 1:+.1%}); clients late by {crowd.late:.1f} s at most"
+            f"{crowd.rows / crowd.seconds:.0f} rows/s answered\n"
+            f"accepted p50 {np.median(crowd.latencies) * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms; in the server "
+            f"{server.mean_ms('request_duration'):.0f} ms in the mean, {server.mean_ms('queue_duration'):.0f} ms of it "
+            f"before the first batch; a full queue is {drained * 1e3:.0f} ms\n"
+            f"memory {warm:.0f} MiB, later {last:.0f} ({last / warm - 1:+.1%}); clients {crowd.late:.1f} s late at most"
         )
         assert not crowd.wrong, crowd.wrong[:5]
         assert crowd.outcomes["200"] > 0
