@@ -22,9 +22,9 @@ from offramp.server.protocols.json_body import Body
 from offramp.server.protocols.packing import ENCODINGS
 from offramp.server.protocols.raw import RawRows
 from offramp.server.protocols.reading import READERS, Asked, Limits
+from offramp.server.protocols.streaming import Stream, Streamed
 from offramp.server.query import Answer, Query
 from offramp.server.settings import Settings
-from offramp.server.streaming import Stream, Streamed
 from starlette.requests import Request
 from starlette.responses import Response
 

@@ -232,7 +232,7 @@ class BatchingEngine:
         self._metrics.batch(batch.rows, batch.place.stage)
         for job in begun:
             self._metrics.waited(started - job.arrived)
-        outcome = self._run(batch)
+        outcome = self.run_batch(batch)
         with self._change:
             del self._began[number]
             late = self._dispatch.ran(batch, outcome, started, time.monotonic())
@@ -258,7 +258,7 @@ class BatchingEngine:
                     return None
                 self._change.wait(None if self._open else 0.1)
 
-    def _run(self, batch: Batch) -> Outcome:
+    def run_batch(self, batch: Batch) -> Outcome:
         """Run a batch. If that fails, whose rows are to blame is found out by running each request's by themselves."""
         try:
             outcome: Outcome = batch.place.way.run(batch)
@@ -269,7 +269,7 @@ class BatchingEngine:
                 return Outcome()
         whole = Outcome()
         for part in batch.parts:
-            whole.add(self._run(Batch(batch.place, [part], part.stop - part.start)))
+            whole.add(self.run_batch(Batch(batch.place, [part], part.stop - part.start)))
         return whole
 
     def _fail(self, job: Job, error: BaseException) -> None:

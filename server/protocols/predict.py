@@ -11,9 +11,9 @@ from offramp.server.patience import Patience
 from offramp.server.protocols.hot import Handler
 from offramp.server.protocols.openapi import documented, example_row
 from offramp.server.protocols.reading import Asked, PredictRequest
+from offramp.server.protocols.streaming import NDJSON
 from offramp.server.query import Answer, Query
 from offramp.server.request_id import id_of
-from offramp.server.streaming import NDJSON
 from starlette.requests import Request
 from starlette.responses import Response
 

@@ -22,6 +22,10 @@ class Dispatch:
         self._scheduler = Scheduler(self._limit, self._linger, self.speed.worth, self.speed.row_seconds)
         self.queued_rows = 0
 
+    def __len__(self) -> int:
+        """Rows that wait anywhere, survivors of batches among them."""
+        return len(self._scheduler)
+
     def admit(self, job: Job, way: Way, groups: list[Rows]) -> None:
         """A job's rows come to the queue, those of one shape in a group. Raises QueueFull."""
         rows = job.queued

@@ -91,19 +91,22 @@ def test_what_is_not_answered_within_the_time_to_close_is_refused_running_and_wa
 
 @pytest.mark.parametrize(("seconds", "here"), [(0.0, True), (1.0, False)], ids=["a short row", "a long row"])
 def test_a_lone_row_runs_in_the_event_loop_only_if_it_is_short(rows, engine_of, monkeypatch, seconds, here):
-    threads, run = [], BatchingEngine._run
+    threads, run = [], BatchingEngine.run_batch
 
     def noted(self, batch):
         threads.append(threading.current_thread())
         return run(self, batch)
 
-    monkeypatch.setattr(BatchingEngine, "_run", noted)
+    monkeypatch.setattr(BatchingEngine, "run_batch", noted)
     monkeypatch.setattr("offramp.server.scheduling.speed.Speed.lone_seconds", lambda *_: seconds)
     x = np.random.default_rng(0).normal(size=(1, 8)).astype(np.float32)
 
     async def scene():
         engine = engine_of(rows)
         asked = Query((group_of_arrays({"x": x}, rows.manifest),), 1, "full", 2)
+        await engine.infer(asked, Patience(60))  # the lanes start, and look for work by themselves
+        await asyncio.sleep(0.2)
+        threads.clear()
         alone = await engine.infer(asked, Patience(60))
         together = await asyncio.gather(*(engine.infer(asked, Patience(60)) for _ in range(20)))
         await engine.close()

@@ -21,13 +21,13 @@ def predictions(client, rows=X, **options):
 @pytest.fixture
 def slow_blocks(monkeypatch):
     """Each batch takes a while, as on a slower machine."""
-    run = BatchingEngine._run
+    run = BatchingEngine.run_batch
 
     def slowly(self, batch):
         time.sleep(0.15)
         return run(self, batch)
 
-    monkeypatch.setattr(BatchingEngine, "_run", slowly)
+    monkeypatch.setattr(BatchingEngine, "run_batch", slowly)
 
 
 def test_a_deadline_gives_what_there_is_by_then_and_says_so(rows, serve, slow_blocks):

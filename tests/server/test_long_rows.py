@@ -41,13 +41,13 @@ def long_rows(tmp_path_factory):
 @pytest.fixture
 def pieces(monkeypatch):
     """(rows, length) of each batch that the engine has begun."""
-    begun, run = [], BatchingEngine._run
+    begun, run = [], BatchingEngine.run_batch
 
     def noted(self, batch):
         begun.append((batch.rows, *batch.place.sizes))
         return run(self, batch)
 
-    monkeypatch.setattr(BatchingEngine, "_run", noted)
+    monkeypatch.setattr(BatchingEngine, "run_batch", noted)
     return begun
 
 

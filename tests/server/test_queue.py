@@ -20,14 +20,14 @@ class Lane:
 
     def __init__(self, monkeypatch):
         self._free, self.began = threading.Event(), threading.Event()
-        run = BatchingEngine._run
+        run = BatchingEngine.run_batch
 
         def held(engine, batch):
             self.began.set()
             assert self._free.wait(60)
             return run(engine, batch)
 
-        monkeypatch.setattr(BatchingEngine, "_run", held)
+        monkeypatch.setattr(BatchingEngine, "run_batch", held)
 
     def release(self):
         self._free.set()

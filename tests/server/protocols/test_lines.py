@@ -14,13 +14,13 @@ LINES = {"Accept": "application/x-ndjson"}
 
 @pytest.fixture
 def slow_blocks(monkeypatch):
-    run = BatchingEngine._run
+    run = BatchingEngine.run_batch
 
     def slowly(self, batch):
         time.sleep(0.2)
         return run(self, batch)
 
-    monkeypatch.setattr(BatchingEngine, "_run", slowly)
+    monkeypatch.setattr(BatchingEngine, "run_batch", slowly)
 
 
 def test_the_lines_are_the_predictions_with_their_index(client):

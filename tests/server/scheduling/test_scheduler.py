@@ -164,7 +164,7 @@ def test_every_row_is_answered_exactly_once_or_its_client_has_left(requests, sta
             assert rows == list(range(job.rows))
             assert (job.settled > job.arrived).all()
     assert simulation.dispatch.queued_rows == 0
-    assert len(simulation.dispatch._scheduler) == 0
+    assert len(simulation.dispatch) == 0
     # Nothing of a request is begun once its client has left.
     for began, _, batch in simulation.batches:
         for part in batch.parts:

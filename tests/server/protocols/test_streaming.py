@@ -10,9 +10,9 @@ from offramp.server.errors import DeadlinePassed
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
 from offramp.server.patience import Patience
+from offramp.server.protocols.streaming import Stream
 from offramp.server.protocols.tensors import group_of_arrays
 from offramp.server.query import Query
-from offramp.server.streaming import Stream
 
 X = np.random.default_rng(4).normal(size=(300, 8)).astype(np.float32)
 
@@ -66,13 +66,13 @@ def test_who_stops_looking_cancels_the_rest(rows):
 
 
 def test_a_timeout_is_raised_behind_what_was_there(rows, monkeypatch):
-    run = BatchingEngine._run
+    run = BatchingEngine.run_batch
 
     def slowly(self, batch):
         time.sleep(0.1)
         return run(self, batch)
 
-    monkeypatch.setattr(BatchingEngine, "_run", slowly)
+    monkeypatch.setattr(BatchingEngine, "run_batch", slowly)
 
     async def scene(engine):
         seen, patience = [0], Patience(0.35)
@@ -90,13 +90,13 @@ def test_a_timeout_is_raised_behind_what_was_there(rows, monkeypatch):
 
 
 def test_what_a_deadline_leaves_over_comes_at_its_end(rows, monkeypatch):
-    run = BatchingEngine._run
+    run = BatchingEngine.run_batch
 
     def slowly(self, batch):
         time.sleep(0.05)
         return run(self, batch)
 
-    monkeypatch.setattr(BatchingEngine, "_run", slowly)
+    monkeypatch.setattr(BatchingEngine, "run_batch", slowly)
 
     async def scene(engine):
         stream = Stream(engine, query(rows, point="full", deadline=0.01), Patience(60))
