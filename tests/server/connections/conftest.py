@@ -65,7 +65,8 @@ def post():
     return request
 
 
-@pytest.fixture(params=["httptools", "h11"], autouse=True)
+# All of it with the parser that is there for those who lack the other takes minutes; what is parsed is tried with both.
+@pytest.fixture(params=["httptools", pytest.param("h11", marks=pytest.mark.slow)], autouse=True)
 def parser(request, monkeypatch):
     """Servers of this process read requests by each; those of their own by the one that they choose."""
     kind = {"h11": H11Connection}.get(request.param) or pytest.importorskip(

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.parametrize("parser", ["httptools", "h11"], indirect=True)
+
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 AMBIGUOUS = {
     "a length and chunks": b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
