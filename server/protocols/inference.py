@@ -119,7 +119,7 @@ def routes(plane: DataPlane) -> APIRouter:
 
     def check_ready() -> None:
         if not plane.engine.ready:
-            raise Unavailable("the server is shutting down.")
+            raise Unavailable("not ready: the server is shutting down, or a batch has been running for too long.")
 
     @of_model.get("/ready", summary="Whether the model takes requests")
     @of_model.get("/versions/{version}/ready", include_in_schema=False)

@@ -134,3 +134,30 @@ def test_an_error_of_a_row_in_the_event_loop_is_that_rows_alone(tokens, engine_o
         await engine.close()
 
     asyncio.run(scene())
+
+
+def test_an_engine_whose_batch_does_not_end_is_not_ready_until_it_does(rows, engine_of, monkeypatch):
+    free, run = threading.Event(), BatchingEngine.run_batch
+
+    def held(self, batch):
+        assert free.wait(60)
+        return run(self, batch)
+
+    monkeypatch.setattr(BatchingEngine, "run_batch", held)
+
+    async def scene():
+        engine = engine_of(rows, stalled_after=0.05)
+        assert engine.ready
+        x = np.zeros((1, 8), np.float32)
+        asking = asyncio.create_task(
+            engine.infer(Query((group_of_arrays({"x": x}, rows.manifest),), 1, "full", 2), Patience(60))
+        )
+        async with asyncio.timeout(60):
+            while engine.ready:
+                await asyncio.sleep(0.01)
+        free.set()
+        await asking
+        assert engine.ready
+        await engine.close()
+
+    asyncio.run(scene())
