@@ -130,6 +130,7 @@ class BatchingEngine:
         if not query.rows:
             return job.answer()
         caller = self._callers[job] = _Caller(told)
+        timer = None
         try:
             short = query.rows == 1 and self._dispatch.speed.lone_seconds(way) < _SHORT
             self._admit(job, way, wake=not short)
@@ -137,9 +138,11 @@ class BatchingEngine:
                 await asyncio.sleep(0)  # whoever else is at the door comes in
                 self._run_here_or_wake_a_lane(job)
             if query.deadline is not None:
-                caller.loop.call_later(query.deadline, self._expire, job)
+                timer = caller.loop.call_later(query.deadline, self._expire, job)
             return await caller.answer
         finally:
+            if timer is not None:
+                timer.cancel()
             del self._callers[job]
             self._withdraw(job)
 
