@@ -64,6 +64,7 @@ def test_rows_that_leave_early_have_the_routing_of_the_layers_they_ran(cascade, 
                 assert np.isnan(answer.routing[ran:, column]).all()
 
 
+@pytest.mark.slow
 def test_the_full_attention_residual_form_exports_too(ar_vit, tmp_path):
     from offramp.export import export_bundle
 

@@ -66,7 +66,7 @@ def true_loss(bar):
     return 0.2 * (1 - bar) ** 3
 
 
-@pytest.mark.parametrize("n", [300, 3000])
+@pytest.mark.parametrize("n", [300, pytest.param(3000, marks=pytest.mark.slow)])
 def test_guaranteed_exits_keep_their_promise_where_the_cheapest_estimate_does_not(n):
     random = np.random.default_rng(n + 1)
     rules = {
