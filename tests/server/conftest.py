@@ -22,6 +22,7 @@ from offramp.runtime.calibration_file import Calibration, write_calibration
 from offramp.runtime.points import full
 from offramp.server import Settings, create_app
 from offramp.server.connections.draining import DrainingServer
+from offramp.server.engine import BatchingEngine
 
 CLASSES = ["кот", "dog 🐶", 'quote " \\', "плюс", "five"]
 
@@ -225,6 +226,22 @@ def client(rows_server: Running) -> Iterator[httpx.Client]:
 def x() -> np.ndarray:
     """40 rows for the rows bundle."""
     return np.random.default_rng(5).normal(size=(40, 8)).astype(np.float32)
+
+
+@pytest.fixture
+def slow_batches(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """`slow_batches(0.1)`: from now on each batch takes so many seconds more, as on a slower machine."""
+
+    def make(seconds: float) -> None:
+        run = BatchingEngine.run_batch
+
+        def slowly(engine: BatchingEngine, batch: Any) -> Any:
+            time.sleep(seconds)
+            return run(engine, batch)
+
+        monkeypatch.setattr(BatchingEngine, "run_batch", slowly)
+
+    return make
 
 
 def _hears_everything() -> None:

@@ -1,12 +1,10 @@
 """Answers that come earlier than a row would have left by itself: a deadline, an overload, a last exit. All say so."""
 
 import asyncio
-import time
 
 import httpx
 import numpy as np
 import pytest
-from offramp.server.engine import BatchingEngine
 from offramp.server.settings import Settings
 
 X = np.random.default_rng(3).normal(size=(64, 8)).round(2)
@@ -19,15 +17,8 @@ def predictions(client, rows=X, **options):
 
 
 @pytest.fixture
-def slow_blocks(monkeypatch):
-    """Each batch takes a while, as on a slower machine."""
-    run = BatchingEngine.run_batch
-
-    def slowly(self, batch):
-        time.sleep(0.15)
-        return run(self, batch)
-
-    monkeypatch.setattr(BatchingEngine, "run_batch", slowly)
+def slow_blocks(slow_batches):
+    slow_batches(0.15)
 
 
 def test_a_deadline_gives_what_there_is_by_then_and_says_so(rows, serve, slow_blocks):

@@ -6,21 +6,14 @@ import time
 
 import numpy as np
 import pytest
-from offramp.server.engine import BatchingEngine
 
 X = np.random.default_rng(6).normal(size=(60, 8)).round(3)
 LINES = {"Accept": "application/x-ndjson"}
 
 
 @pytest.fixture
-def slow_blocks(monkeypatch):
-    run = BatchingEngine.run_batch
-
-    def slowly(self, batch):
-        time.sleep(0.2)
-        return run(self, batch)
-
-    monkeypatch.setattr(BatchingEngine, "run_batch", slowly)
+def slow_blocks(slow_batches):
+    slow_batches(0.2)
 
 
 def test_the_lines_are_the_predictions_with_their_index(client):

@@ -1,7 +1,6 @@
 """Rows that leave early are there early."""
 
 import asyncio
-import time
 
 import numpy as np
 import pytest
@@ -65,14 +64,8 @@ def test_who_stops_looking_cancels_the_rest(rows):
     assert played(rows, scene) == 0
 
 
-def test_a_timeout_is_raised_behind_what_was_there(rows, monkeypatch):
-    run = BatchingEngine.run_batch
-
-    def slowly(self, batch):
-        time.sleep(0.1)
-        return run(self, batch)
-
-    monkeypatch.setattr(BatchingEngine, "run_batch", slowly)
+def test_a_timeout_is_raised_behind_what_was_there(rows, slow_batches):
+    slow_batches(0.1)
 
     async def scene(engine):
         seen, patience = [0], Patience(0.35)
@@ -89,14 +82,8 @@ def test_a_timeout_is_raised_behind_what_was_there(rows, monkeypatch):
     assert 0 < played(rows, scene, lanes=1) < len(X)
 
 
-def test_what_a_deadline_leaves_over_comes_at_its_end(rows, monkeypatch):
-    run = BatchingEngine.run_batch
-
-    def slowly(self, batch):
-        time.sleep(0.05)
-        return run(self, batch)
-
-    monkeypatch.setattr(BatchingEngine, "run_batch", slowly)
+def test_what_a_deadline_leaves_over_comes_at_its_end(rows, slow_batches):
+    slow_batches(0.05)
 
     async def scene(engine):
         stream = Stream(engine, query(rows, point="full", deadline=0.01), Patience(60))
