@@ -18,7 +18,7 @@ from offramp.server.protocols import inference, predict
 from offramp.server.protocols.error_responses import add_error_handlers
 from offramp.server.protocols.head import Heads
 from offramp.server.protocols.hot import add_hot_routes
-from offramp.server.protocols.names import Names, check_names
+from offramp.server.protocols.names import Names
 from offramp.server.protocols.openapi import add_schemas
 from offramp.server.protocols.raw import RawRows
 from offramp.server.protocols.reading import Limits
@@ -33,14 +33,13 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
         With nothing, as for `uvicorn --factory offramp.server:create_app`, the environment names it.
     settings: limits and timeouts; from the environment by default. Where to listen is the caller's business.
 
-    Raises what Cascade.load raises, and InputError for a model whose name no URL can have.
+    Raises what Cascade.load raises, and InputError for a setting that this bundle has no answer to.
     """
     if isinstance(bundle, Settings):
         settings, bundle = bundle, None
     settings = settings or Settings.of()
     given = isinstance(bundle, Cascade)
     cascade = bundle if isinstance(bundle, Cascade) else load(bundle or settings.bundle, settings)
-    check_names(cascade.manifest)
     points = operating_points.OperatingPoints(cascade)
     counters = metrics.Metrics(cascade.manifest, points.points)
     engine = BatchingEngine(

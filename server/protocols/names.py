@@ -6,7 +6,6 @@ Clients don't escape the slash, and where one does, it is a slash again before a
 from urllib.parse import quote
 
 from offramp.runtime.bundle import Manifest
-from offramp.runtime.errors import InputError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 _MODELS, _VERSIONS = "/v2/models/", "/versions/"
@@ -46,13 +45,3 @@ def _behind(path: str, before: str, name: str) -> str | None:
     """What follows a name that stands behind something at a path's beginning, None if it doesn't stand there."""
     start = before + name
     return path[len(start) :] if path == start or path.startswith(start + "/") else None
-
-
-def check_names(manifest: Manifest) -> None:
-    """Raises InputError for a name that can't be asked for."""
-    for text in (manifest.name, manifest.version):
-        if {".", ".."} & set(text.split("/")):
-            raise InputError(
-                f"the model is called {manifest.name!r}, version {manifest.version!r}: clients take the dots out of a "
-                "URL and would never reach it. Export it under another name."
-            )
