@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from offramp.runtime.arrays import Floats
@@ -43,13 +44,9 @@ class BatchTimes:
         share = max(0.0, (rows - low) / (high - low))
         return start + slope * flops + share * (start_ - start + (slope_ - slope) * flops)
 
-    @property
+    @cached_property
     def _lines(self) -> list[tuple[float, float, float]]:
-        made: list[tuple[float, float, float]] | None = self.__dict__.get("lines")
-        if made is None:
-            made = list(zip(self.rows.tolist(), self.start.tolist(), self.slope.tolist(), strict=True))
-            self.__dict__["lines"] = made
-        return made
+        return list(zip(self.rows.tolist(), self.start.tolist(), self.slope.tolist(), strict=True))
 
 
 def fit(timed: Sequence[Timed]) -> BatchTimes:
