@@ -44,6 +44,7 @@ class Answering:
     ) -> None:
         self._parts, self._label, self._score, self._logits = parts, label, score, logits
         rows = len(label)
+        self._anytime = any(job.anytime for job, _ in parts)
         probable = any(job.query.probabilities for job, _ in parts)
         self._answers = Answers(rows, logits.shape[-1] if probable and logits is not None else None)
         self._numbers = np.arange(rows)
@@ -84,19 +85,23 @@ class Answering:
         return leaves
 
     def _decide(self, route: Route, j: int, chosen: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
-        """Decide at exit j for the chosen rows, and write all their answers down. Returns who of them leaves."""
+        """Decide at exit j for the chosen rows. Returns who of them leaves.
+
+        Written down are the answers of those, and of all rows where any job takes an answer at any time.
+        """
         every = chosen is None
         label, score = (self._label, self._score) if every else (self._label[chosen], self._score[chosen])
         aux: dict[str, Any] | None = None
         if self._logits is not None:
             aux = {"logits": self._logits if every else self._logits[chosen]}
         decision = route.gate.decide(j, label, score, aux)
-        everybody = np.ones(len(label), bool)
-        rows = self._answers.keep(
-            j, decision, everybody, self._numbers if every else self._numbers[chosen], label, score
-        )
+        if not (self._anytime or decision.anyone):
+            return decision.leave
+        answered = np.ones(len(label), bool) if self._anytime else decision.leave
+        ids = self._numbers if every else self._numbers[chosen]
+        rows = self._answers.keep(j, decision, answered, ids, label, score)
         if self._answers.probabilities is not None and aux is not None:
-            self._answers.keep_probabilities(rows, everybody, route.gate.calibrators[j], aux)
+            self._answers.keep_probabilities(rows, answered, route.gate.calibrators[j], aux)
         return decision.leave
 
     def hand_out(self, leaves: NDArray[np.bool_] | None = None) -> list[tuple[Job, Ids]]:
