@@ -99,7 +99,7 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
 
 def _lanes(settings: Settings) -> int:
     """One batch's answers are made out while the other runs: a fifth more rows a second on two cores."""
-    return 2 if settings.device == "cpu" and available_threads() > 1 else 1
+    return 2 if settings.device == "cpu" and available_threads() >= 2 * settings.workers else 1
 
 
 def _overload(settings: Settings, points: operating_points.OperatingPoints) -> Overload | None:

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from offramp.runtime.errors import InputError
-from offramp.server.errors import ClientGone, DeadlinePassed
+from offramp.server.errors import ClientGone
 from offramp.server.memory import Hold
-from offramp.server.patience import Patience
+from offramp.server.patience import Attended, Patience
 from offramp.server.protocols.json_body import INLINE_BYTES, Body
 from offramp.server.protocols.packing import ENCODINGS, too_large
 from starlette.requests import Request
@@ -23,24 +23,23 @@ _PIECE = 2**20
 _few = ThreadPoolExecutor(2, thread_name_prefix="offramp-body")
 
 
-async def read_body(request: Request, limit: int, timeout: float, held: Hold) -> Body:
-    """The body of a request as it comes. timeout: seconds for all of it to arrive, and then again for the work on it.
+async def read_body(request: Request, limit: int, timeout: float, held: Hold, attended: Attended) -> Body:
+    """The body of a request as it comes.
 
-    Raises TooLarge past `limit` bytes, QueueFull where memory has no room for it, InputError for an unknown encoding,
-    ClientGone if the client hangs up meanwhile, DeadlinePassed if the body isn't there in time.
+    timeout: seconds for the work on it, from the moment that all of it is here; `attended` has until then a patience of
+    its own. Raises TooLarge past `limit` bytes, QueueFull where memory has no room for it, InputError for an unknown
+    encoding, ClientGone if the client hangs up meanwhile.
     """
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > _DRAIN * limit:
         raise too_large(limit)  # too much to read and drop: it is refused unread
-    try:
-        async with asyncio.timeout(timeout):
-            pieces = await _receive(request, limit, held)
-    except TimeoutError as error:
-        raise DeadlinePassed(f"the request body didn't arrive within {timeout:g} seconds.") from error
+    pieces = await _receive(request, limit, held)
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "", *ENCODINGS):
         raise InputError(f"Content-Encoding is {encoding!r}, expected gzip, deflate or identity.")
-    return Body(pieces, encoding, held, Patience(timeout))
+    body = Body(pieces, encoding, held, Patience(timeout))
+    attended.work(body.patience)
+    return body
 
 
 async def _receive(request: Request, limit: int, held: Hold) -> list[bytearray]:

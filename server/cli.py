@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from fastapi import FastAPI
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError, OfframpError
+from offramp.runtime.execution.cpu.session import available_threads
 from offramp.server.app import create_app, load
 from offramp.server.connections.draining import BACKLOG, DrainingServer, end_at_once, hanging_up
+from offramp.server.connections.workers import serve_together
 from offramp.server.settings import Settings
 
 _TRIES = 8  # free ports
@@ -51,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
         settings = Settings.of(**{name: getattr(args, name, None) for name in Settings.model_fields})
         with ExitStack() as stack:
             listeners = [stack.enter_context(one) for one in listen(settings.host, settings.port)]
-            return serve(stack.enter_context(load(settings.bundle, settings)), settings, listeners)
+            if settings.workers > 1:
+                return serve_together(serve, settings.of_a_worker(available_threads()), listeners)
+            return serve(settings, listeners)
     except OfframpError as error:
         print(f"offramp serve: {error}", file=sys.stderr)
         return 2
@@ -114,32 +119,38 @@ def _busy(host: str, port: int, error: OSError) -> InputError:
     return InputError(f"can't listen on {host} port {port}: {error.strerror or error}.")
 
 
-def serve(cascade: Cascade, settings: Settings, listeners: Sequence[socket.socket]) -> int:
-    app = create_app(cascade, settings)
-    app.state.engine.measure()
-    try:
-        # Two sockets may be bound to one address as long as neither listens: the second is told here.
-        for listener in listeners:
-            listener.listen(BACKLOG)
-    except OSError as error:
-        raise _busy(settings.host, listeners[0].getsockname()[1], error) from error
+def serve(settings: Settings, listeners: Sequence[socket.socket], greets: bool = True) -> int:
+    """Serve until a signal. greets: whether it says where it listens. Returns the exit code."""
+    with load(settings.bundle, settings) as cascade:
+        app = create_app(cascade, settings)
+        app.state.engine.measure()
+        try:
+            # Two sockets may be bound to one address as long as neither listens: the second is told here.
+            for listener in listeners:
+                listener.listen(BACKLOG)
+        except OSError as error:
+            raise _busy(settings.host, listeners[0].getsockname()[1], error) from error
+        server = DrainingServer(app, settings, _greeting(app, cascade, settings, listeners) if greets else "")
+        # What is here stays: each full round of the garbage collector would go through it, with Python's lock held.
+        gc.collect()
+        gc.freeze()
+        with hanging_up(server):
+            server.run(sockets=list(listeners))
+        if not server.drained:
+            end_at_once(0)  # the drain's limit has passed; Python would wait for the threads
+        return 0
+
+
+def _greeting(app: FastAPI, cascade: Cascade, settings: Settings, listeners: Sequence[socket.socket]) -> str:
     points = app.state.operating_points
     host, port = listeners[0].getsockname()[:2]
     if len(listeners) > 1:
         host = settings.host  # the name of them all
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     others = ", ".join(name for name in points.points if name != points.default)
-    greeting = (
+    workers = f", {settings.workers} workers" if settings.workers > 1 else ""
+    return (
         f"offramp serves {cascade.manifest.name} {cascade.manifest.version} at {address} (live page; {address}/docs)\n"
         f"operating point {points.default!r}; others: {others or 'none'}\n"
-        f"runs on {cascade.fingerprint}"
+        f"runs on {cascade.fingerprint}{workers}"
     )
-    server = DrainingServer(app, settings, greeting)
-    # What is here stays: each full round of the garbage collector would go through it, with Python's lock held.
-    gc.collect()
-    gc.freeze()
-    with hanging_up(server):
-        server.run(sockets=list(listeners))
-    if not server.drained:
-        end_at_once(0)  # the drain's limit has passed; Python would wait for the threads
-    return 0

@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from types import TracebackType
 
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.execution.answers import Ids
 from offramp.server.body import off_loop, read_body
 from offramp.server.decoding.decoders import Decoders
 from offramp.server.engine import Engine
-from offramp.server.errors import ClientGone, TooLarge, outcome
+from offramp.server.errors import TooLarge, outcome
 from offramp.server.memory import Hold, Memory
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
-from offramp.server.patience import Patience
+from offramp.server.patience import Attended, Patience
+from offramp.server.protocols.hot import Answered
 from offramp.server.protocols.json_body import Body
 from offramp.server.protocols.packing import ENCODINGS
 from offramp.server.protocols.raw import RawRows
@@ -35,7 +35,6 @@ _NUMBER_MEMORY = 40  # and what that probability takes on its way there
 DECODED_APART = 256 * 2**10
 UNPACKED_APART = 2**10
 """The same of a packed body, which may become a thousand times as large."""
-_UNHEARD = 0.02  # seconds in which nobody listens whether the client is still there
 Encode = Callable[[Answer], bytes]
 Lines = Callable[[Ids, Answer], bytes]
 Finish = Callable[[Asked, Patience], tuple[Query, Encode]]
@@ -63,16 +62,17 @@ class DataPlane:
         """
         started = time.perf_counter()
         try:
-            with Hold(self.memory) as held:
-                body = await read_body(request, self.settings.max_body_bytes, self.settings.timeout, held)
-                with _Listening(request):
-                    answer, query, payload = await self._work(body, kind, finish)
+            with Hold(self.memory) as held, self._attended(request) as attended:
+                body = await self._body(request, held, attended)
+                query, encode = await self._asked(body, attended, kind, finish)
+                answer = await self.engine.infer(query, body.patience)
+                payload = await off_loop(self._answer_bytes(query), lambda: encode(answer))
         except BaseException as error:
             # A cancelled handler is a server that is being stopped by force, or a client that left.
             self.metrics.ended("cancelled" if isinstance(error, asyncio.CancelledError) else outcome(error))
             raise
         self.metrics.answered(answer, query.operating_point, time.perf_counter() - started)
-        return Response(payload, media_type="application/json")
+        return Answered(payload)
 
     async def stream(self, request: Request, kind: str, finish: Finish, lines: Lines) -> Response:
         """Answer a request row by row, as rows leave; otherwise as `answer`.
@@ -84,10 +84,9 @@ class DataPlane:
         stack = AsyncExitStack()
         try:
             held = stack.enter_context(Hold(self.memory))
-            body = await read_body(request, self.settings.max_body_bytes, self.settings.timeout, held)
-            stack.enter_context(_Listening(request))
-            await stack.enter_async_context(body.patience)
-            query, _ = await self._asked(body, kind, finish)
+            attended = stack.enter_context(self._attended(request))
+            body = await self._body(request, held, attended)
+            query, _ = await self._asked(body, attended, kind, finish)
             stream = Stream(self.engine, query, body.patience)
             parts = aiter(stream)
             stack.push_async_callback(parts.aclose)
@@ -105,15 +104,13 @@ class DataPlane:
 
         return Streamed(stack, first, parts, lines, over)
 
-    async def _work(self, body: Body, kind: str, finish: Finish) -> tuple[Answer, Query, bytes]:
-        """All that is done for a body that is there; its patience is looked at before and within each part."""
-        async with body.patience:
-            query, encode = await self._asked(body, kind, finish)
-            answer = await self.engine.infer(query, body.patience)
-            payload = await off_loop(self._answer_bytes(query), lambda: encode(answer))
-        return answer, query, payload
+    def _attended(self, request: Request) -> Attended:
+        return Attended(request, Patience(self.settings.timeout, "the request body didn't arrive within {:g} seconds."))
 
-    async def _asked(self, body: Body, kind: str, finish: Finish) -> tuple[Query, Encode]:
+    async def _body(self, request: Request, held: Hold, attended: Attended) -> Body:
+        return await read_body(request, self.settings.max_body_bytes, self.settings.timeout, held, attended)
+
+    async def _asked(self, body: Body, attended: Attended, kind: str, finish: Finish) -> tuple[Query, Encode]:
         """From a body to its query, wherever that is decoded."""
         if body.size >= (UNPACKED_APART if body.encoding in ENCODINGS else DECODED_APART):
             asked = await self.decoders.read(kind, body)
@@ -124,7 +121,7 @@ class DataPlane:
             query, encode = await off_loop(size, lambda: self._read(body, kind, finish))
         body.drop()
         body.held.set(query.bytes + self._answer_bytes(query))
-        body.patience.allow(self.settings.timeout if query.timeout is None else query.timeout)
+        attended.allow(self.settings.timeout if query.timeout is None else query.timeout)
         return query, encode
 
     def _answer_bytes(self, query: Query) -> int:
@@ -142,9 +139,13 @@ class DataPlane:
         return finish(READERS[kind](body, self.manifest, self.limits), body.patience)
 
     def query(self, asked: Asked, patience: Patience) -> Query:
-        """The query that a request asks for. Raises InputError for fields that don't fit this model."""
+        """The query that a request asks for.
+
+        Raises InputError for fields that don't fit this model; what `Engine.check_room` raises before any work on it.
+        """
         fields, groups = asked.fields, asked.groups
         name, max_exit = self.points.choose(fields.operating_point, fields.max_exit)
+        self.engine.check_room(asked.rows)
         if asked.raw is not None:
             groups = self.raw.groups(asked.raw.values, asked.raw.where, patience)
         return Query(
@@ -167,40 +168,3 @@ async def _left(stack: AsyncExitStack, error: BaseException) -> BaseException:
     except BaseException as other:
         return other
     return error
-
-
-class _Listening:
-    """While this is entered, the task is cancelled as soon as the client hangs up. The body must have been read.
-
-    Raises ClientGone in place of that cancellation. It listens from a moment on that most requests don't last: a timer
-    that never comes costs less than a task.
-    """
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._hearing: asyncio.Task[None] | None = None
-        self._gone = False
-
-    def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task, self._cancelling = task, task.cancelling()
-        self._timer = asyncio.get_running_loop().call_later(_UNHEARD, self._listen)
-
-    def _listen(self) -> None:
-        self._hearing = asyncio.ensure_future(self._hear())
-
-    async def _hear(self) -> None:
-        while (await self._request.receive())["type"] != "http.disconnect":
-            pass
-        self._gone = True
-        self._task.cancel()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._timer.cancel()
-        if self._hearing is not None:
-            self._hearing.cancel()
-        if self._gone and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise ClientGone("the client hung up.") from error

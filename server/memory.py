@@ -54,6 +54,9 @@ class Hold:
 
     def set(self, size: int) -> None:
         """The request now holds so many bytes in all. Raises QueueFull, or TooLarge if it never could."""
+        if max(size, self._bytes) <= min(_FREE, self._memory.limit):
+            self._bytes = size  # nobody counts that
+            return
         with self._lock:
             if not self._over:  # a thread may still be at it when its request has ended
                 self._memory.move(self._bytes, size)

@@ -33,7 +33,8 @@ _SECONDS = (
 )  # fmt: skip
 _REASONS = ("overload", "request")
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_SHARED = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's own: where worker processes count together
+SHARED_COUNTS = "PROMETHEUS_MULTIPROC_DIR"
+"""prometheus_client's own: the folder where worker processes count together."""
 _OF_MODEL = ("model", "version")
 
 
@@ -43,9 +44,9 @@ class Metrics:
     def __init__(self, manifest: Manifest, points: Iterable[str] = (FULL,)) -> None:
         """points: names of the operating points that can be asked for."""
         points = tuple(points)
-        folder = os.environ.get(_SHARED)
+        folder = os.environ.get(SHARED_COUNTS)
         if folder is not None and not (folder and Path(folder).is_dir()):  # prometheus_client takes "" for this one
-            raise InputError(f"{_SHARED} is {folder!r}: no such folder. Make an empty one, or unset it.")
+            raise InputError(f"{SHARED_COUNTS} is {folder!r}: no such folder. Make an empty one, or unset it.")
         self.shared = folder is not None
         # A worker process that counts for itself alone: whoever asks /metrics gets another one each time.
         self.partial = not self.shared and multiprocessing.parent_process() is not None
@@ -180,7 +181,7 @@ class Metrics:
         """What to show: this process's numbers, or those of all workers together. Raises NotSupported without them."""
         if self.partial:
             raise NotSupported(
-                f"this is one of several worker processes, and each counts for itself: set {_SHARED} to "
+                f"this is one of several worker processes, and each counts for itself: set {SHARED_COUNTS} to "
                 "an empty folder before they start, and /metrics has the numbers of all of them."
             )
         if not self.shared:

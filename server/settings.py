@@ -37,7 +37,10 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     operating_point: str = Field("full", description="operating point of requests that name none")
     device: str = Field("cpu", description="where blocks run: cpu, cuda, cuda:N or torch:cuda")
-    threads: int | None = Field(None, ge=1, description="threads a block runs on; default: the CPUs there are")
+    workers: int = Field(1, ge=1, le=256, description="processes behind the port, each with its own model")
+    threads: int | None = Field(
+        None, ge=1, description="threads a block runs on; default: the CPUs there are, shared by the workers"
+    )
     spin_us: int = Field(AWAKE, ge=0, le=1_000_000, description="microseconds that threads wait awake for more work")
     lanes: int | None = Field(
         None, ge=1, le=64, description="batches that run at the same time, sharing those threads; default: 2 on a CPU"
@@ -79,6 +82,10 @@ class Settings(BaseSettings):
     log_level: Literal["critical", "error", "warning", "info", "debug"] = Field(
         "warning", description="what the server logs; info has a line for each request"
     )
+
+    def of_a_worker(self, cpus: int) -> Self:
+        """The settings of each of the workers: their threads share the CPUs."""
+        return self if self.threads else self.model_copy(update={"threads": max(1, cpus // self.workers)})
 
     @property
     def row_limit(self) -> int:

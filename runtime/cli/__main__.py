@@ -2,4 +2,5 @@
 
 from offramp.runtime.cli import main
 
-raise SystemExit(main())
+if __name__ == "__main__":  # not when a process of ours is started from it
+    raise SystemExit(main())

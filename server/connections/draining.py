@@ -19,6 +19,7 @@ from offramp.runtime.errors import OutputLost
 from offramp.server.connections.choice import connection
 from offramp.server.connections.crowd import Crowd
 from offramp.server.engine import Engine
+from offramp.server.protocols.hot import in_front
 from offramp.server.settings import Settings
 
 BACKLOG = 2048
@@ -53,10 +54,10 @@ class DrainingServer(uvicorn.Server):
         self._said = -_SAID_EVERY
         super().__init__(
             uvicorn.Config(
-                app,
+                in_front(app),
                 http=functools.partial(connection(), self._crowd),  # type: ignore[arg-type]
                 ws="none",
-                loop="asyncio",
+                loop="auto",
                 backlog=_ACCEPTED_AT_ONCE,
                 timeout_keep_alive=settings.keep_alive,  # type: ignore[arg-type]
                 timeout_graceful_shutdown=1,
@@ -74,8 +75,9 @@ class DrainingServer(uvicorn.Server):
             listener.listen(BACKLOG)  # asyncio has set it to what is accepted at once
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # its connections inherit it
         self._watching = self._loop.create_task(self._crowd.watch())
-        with suppress(OSError, OutputLost):  # a server is no worse for a full or closed stdout
-            print(self._greeting, flush=True)
+        if self._greeting:
+            with suppress(OSError, OutputLost):  # a server is no worse for a full or closed stdout
+                print(self._greeting, flush=True)
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -157,7 +159,14 @@ def _affordable(wanted: int) -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
             soft = raised
         if soft < needed:
-            return max(1, wanted - (needed - soft))
+            affordable = max(1, wanted - (needed - soft))
+            _log.warning(
+                "at most %d connections at a time instead of %d: this process may open %d files (ulimit -n)",
+                affordable,
+                wanted,
+                soft,
+            )
+            return affordable
     return wanted
 
 

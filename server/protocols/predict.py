@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 
-class Prediction(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+class Prediction(msgspec.Struct, omit_defaults=True, gc=False):
     """One row's answer.
 
     label: -1, with class null, where the logits weren't numbers. confidence: probability that the label is
@@ -61,42 +61,33 @@ PATH = "/v1/predict"
 
 def handler(plane: DataPlane) -> Handler:
     """What answers at PATH."""
-    manifest, points = plane.manifest, plane.points
+    manifest, points, encoder = plane.manifest, plane.points, msgspec.json.Encoder()
 
     def query(asked: Asked, patience: Patience, request_id: str) -> tuple[Query, Encode]:
         made = plane.query(asked, patience)
         return made, lambda answer: encode(made, answer, request_id)
 
-    def fields(answer: Answer) -> Iterator[dict[str, Any]]:
-        """A prediction's, row by row."""
+    def columns(answer: Answer) -> Iterator[tuple[Any, ...]]:
+        """A prediction's fields, row by row, in their order."""
         classes, exits = manifest.classes, points.exits
         probabilities: list[Any] = [None] * len(answer)
         if answer.probabilities is not None:
             probabilities = answer.probabilities.tolist()
         columns = (answer.label, answer.confidence, answer.exit, answer.abstain, answer.flops, answer.involuntary)
         for label, confidence, exit, abstain, flops, involuntary, shares in zip(
-            *(column.tolist() for column in columns), probabilities, strict=True
+            *[column.tolist() for column in columns], probabilities, strict=True
         ):
-            yield {
-                "label": label,
-                "class_": classes[label] if label >= 0 else None,
-                "confidence": confidence,  # NaN is written as null
-                "exit": exit,
-                "exit_name": exits[exit],
-                "abstain": abstain,
-                "flops": flops,
-                "involuntary": involuntary,
-                "probabilities": shares,
-            }
+            name = classes[label] if label >= 0 else None
+            yield label, name, confidence, exit, exits[exit], abstain, flops, involuntary, shares  # a NaN becomes null
 
     def lines(ids: Ids, answer: Answer) -> bytes:
-        rows = zip(ids.tolist(), fields(answer), strict=True)
-        return msgspec.json.Encoder().encode_lines([Line(index=k, **row) for k, row in rows])
+        rows = zip(ids.tolist(), columns(answer), strict=True)
+        return encoder.encode_lines([Line(*row, index=k) for k, row in rows])
 
     def encode(query: Query, answer: Answer, request_id: str) -> bytes:
-        return msgspec.json.encode(
+        return encoder.encode(
             PredictResponse(
-                predictions=[Prediction(**row) for row in fields(answer)],
+                predictions=[Prediction(*row) for row in columns(answer)],
                 model=manifest.name,
                 version=manifest.version,
                 operating_point=answer.operating_point,

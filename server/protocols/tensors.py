@@ -2,12 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from offramp.runtime.bundle import Input, Manifest
+from offramp.runtime.bundle import Manifest
 from offramp.runtime.errors import InputError
 from offramp.runtime.inputs import check_inputs
 from offramp.server.query import Group
@@ -35,7 +36,7 @@ def numbers(data: Any, dtype: np.dtype[Any], where: str) -> NDArray[Any]:
     if dtype.kind in "iu":
         if loose.dtype.kind == "f":
             raise InputError(f"{where} has numbers with a point (1.0 too) or beyond {dtype}, expected whole ones.")
-        _check_range(loose, np.iinfo(dtype).min, np.iinfo(dtype).max, dtype, where)
+        _check_range(loose, *_range(dtype), dtype, where)
     elif dtype.kind == "b" and loose.dtype.kind != "b":
         if loose.dtype.kind == "f":
             raise InputError(f"{where} has numbers with a point, expected booleans.")
@@ -49,9 +50,10 @@ def _loose(data: Any) -> NDArray[Any]:
     """As np.asarray, a part at a time: numpy holds Python's lock, and the event loop needs it in between."""
     if not isinstance(data, list) or not data:
         return np.asarray(data)
-    step = max(1, _AT_ONCE // max(1, math.prod(_shape(data[0]))))
-    if len(data) == 1 and math.prod(_shape(data[0])) > _AT_ONCE:
+    each = math.prod(_shape(data[0]))
+    if len(data) == 1 and each > _AT_ONCE:
         return _loose(data[0])[None]
+    step = max(1, _AT_ONCE // max(1, each))
     if step >= len(data):
         return np.asarray(data)
     parts = [np.asarray(data[start : start + step]) for start in range(0, len(data), step)]
@@ -60,8 +62,14 @@ def _loose(data: Any) -> NDArray[Any]:
     return np.concatenate(parts)
 
 
-def _check_range(values: NDArray[Any], low: float, high: float, dtype: np.dtype[Any], where: str) -> None:
-    for value in (values.min(), values.max()):
+@lru_cache
+def _range(dtype: np.dtype[Any]) -> tuple[int, int]:
+    about = np.iinfo(dtype)
+    return int(about.min), int(about.max)
+
+
+def _check_range(values: NDArray[Any], low: int, high: int, dtype: np.dtype[Any], where: str) -> None:
+    for value in (int(values.min()), int(values.max())):
         if not low <= value <= high:
             raise InputError(f"{where} has {value}, which {dtype} can't hold.")
 
@@ -107,40 +115,48 @@ def groups_of_instances(instances: Sequence[Any], manifest: Manifest) -> tuple[G
     input's bare value. Shapes are those of one row, so without the batch axis.
     Raises InputError naming the instance and the input.
     """
-    inputs = manifest.inputs
-    columns = [[_field(instance, given, k, manifest) for k, instance in enumerate(instances)] for given in inputs]
-    alike: dict[tuple[tuple[int, ...], ...], list[int]] = {}
-    for k, row in enumerate(zip(*columns, strict=True)):
-        alike.setdefault(tuple(map(_shape, row)), []).append(k)
+    inputs, names = manifest.inputs, [given.name for given in manifest.inputs]
+    columns = [[_field(instance, given.name, k, names) for k, instance in enumerate(instances)] for given in inputs]
     made = []
-    for rows in alike.values():
-        where = "instances" if len(rows) == len(instances) else f"instances{_listed(rows)}"
+    for rows in _alike(columns, len(instances)):
+        whole = len(rows) == len(instances)
+        where = "instances" if whole else f"instances{_listed(rows)}"
         arrays = {}
         for given, column in zip(inputs, columns, strict=True):
-            array = numbers([column[k] for k in rows], np.dtype(given.dtype), f"{where}.{given.name}")
+            values = column if whole else [column[k] for k in rows]
+            array = numbers(values, np.dtype(given.dtype), f"{where}.{given.name}")
             if array.ndim != len(given.shape):
                 expected = [size for size in given.shape if size != "batch"]
                 raise InputError(
                     f"{where}.{given.name} has the shape {list(array.shape[1:])} in each instance, expected {expected}."
                 )
-            arrays[given.name] = np.moveaxis(array, 0, given.batch_axis)
+            arrays[given.name] = np.moveaxis(array, 0, given.batch_axis) if given.batch_axis else array
         made.append(_group(arrays, manifest, np.asarray(rows, np.int64), where))
     return tuple(made)
 
 
-def _field(instance: Any, given: Input, k: int, manifest: Manifest) -> Any:
-    """The value of one input in one instance."""
-    names = [i.name for i in manifest.inputs]
+def _alike(columns: Sequence[Sequence[Any]], rows: int) -> Iterable[Sequence[int]]:
+    """The numbers of rows whose values have the same shapes, together."""
+    if rows == 1:
+        return [(0,)]
+    alike: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for k, row in enumerate(zip(*columns, strict=True)):
+        alike.setdefault(tuple(map(_shape, row)), []).append(k)
+    return alike.values()
+
+
+def _field(instance: Any, name: str, k: int, names: Sequence[str]) -> Any:
+    """The value of one input in one instance. names: of all inputs."""
     if not isinstance(instance, dict):
         if len(names) == 1:
             return instance
         raise InputError(f"instances[{k}] is not an object, expected one with {names}.")
-    if given.name not in instance:
-        raise InputError(f"instances[{k}] lacks {given.name!r}, expected {names}.")
+    if name not in instance:
+        raise InputError(f"instances[{k}] lacks {name!r}, expected {names}.")
     if len(instance) > len(names):
-        extra = next(name for name in instance if name not in names)
+        extra = next(other for other in instance if other not in names)
         raise InputError(f"instances[{k}] has {extra!r}, which the model doesn't take; expected {names}.")
-    return instance[given.name]
+    return instance[name]
 
 
 def _shape(value: Any) -> tuple[int, ...]:

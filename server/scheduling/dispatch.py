@@ -3,6 +3,7 @@
 Everything here runs under one lock of its owner's, or in one thread; the time now comes from outside.
 """
 
+import math
 from collections.abc import Callable
 
 from offramp.server.errors import QueueFull
@@ -26,21 +27,30 @@ class Dispatch:
         """Rows that wait anywhere, survivors of batches among them."""
         return len(self._scheduler)
 
-    def admit(self, job: Job, way: Way, groups: list[Rows]) -> None:
-        """A job's rows come to the queue, those of one shape in a group. Raises QueueFull."""
-        rows = job.queued
+    def check_room(self, rows: int) -> None:
+        """Raises QueueFull if the queue has no room for so many rows more."""
         if self.queued_rows + rows > self._max_queued_rows:
             raise QueueFull(
                 f"the queue is full: {self.queued_rows} rows wait, {rows} more would pass {self._max_queued_rows}. "
                 "Try again later.",
                 self.speed.seconds_for(self.queued_rows),
             )
+
+    def admit(self, job: Job, way: Way, groups: list[Rows]) -> None:
+        """A job's rows come to the queue, those of one shape in a group. Raises QueueFull."""
+        rows = job.queued
+        self.check_room(rows)
         first, before = due(job.arrived, job.priority), 0
         for group in groups:
             waiting = Waiting(job, len(group), group, due=first, before=before, since=job.arrived)
             self._add(Place(way, 0, way.waits_at(group.sizes)), waiting)
             before += len(group)
         self._count(rows)
+
+    def expected_seconds(self, way: Way) -> float:
+        """What all that waits should take as one batch; infinite if any of it isn't in front of this way."""
+        flops = self._scheduler.flops_in_front_of(way)
+        return math.inf if flops is None else self.speed.expected_seconds(way, flops)
 
     def take(self, now: float) -> tuple[Batch, list[Job]] | None:
         """The batch that is next, and those jobs of whose rows none has run before; None if nothing waits."""

@@ -161,6 +161,15 @@ class Scheduler:
         queue.push(waiting, next(self._numbers), self._spacing())
         queue.rows += waiting.left
 
+    def flops_in_front_of(self, way: Way) -> int | None:
+        """At most, for all rows that wait; None if any of them waits somewhere else."""
+        flops = 0
+        for place, queue in self._queues.items():
+            if place.way is not way or place.stage:
+                return None
+            flops += queue.rows * way.flops(place.sizes, 0)
+        return flops
+
     def forget(self, place: Place, waiting: Waiting) -> int:
         """Nobody wants these rows any more. Returns how many had not been taken."""
         left = waiting.left

@@ -39,13 +39,30 @@ class Line:
         return min(start / slope, x / n) if slope > 0 and start > 0 else 0.0
 
 
+class _Usual:
+    """What batches are like lately."""
+
+    def __init__(self) -> None:
+        self._flops = self._seconds = 0.0
+
+    def saw(self, flops: float, seconds: float) -> None:
+        weight = _WEIGHT if self._seconds else 1.0
+        self._flops += (flops - self._flops) * weight
+        self._seconds += (seconds - self._seconds) * weight
+
+    def seconds_for(self, flops: float) -> float:
+        """From above: a smaller batch takes as long, a larger one in proportion."""
+        return self._seconds * max(1.0, flops / max(self._flops, 1.0))
+
+
 class Speed:
     """FLOPs and rows a second, lately."""
 
     def __init__(self) -> None:
         self._flops: dict[object, float] = {}  # by way
         self._lines: dict[object, Line] = {}
-        self._alone: dict[object, float] = {}  # seconds of a batch of one row, by way
+        self._alone: dict[object, _Usual] = {}  # batches of one row, by way
+        self._usual: dict[object, _Usual] = {}  # all batches
         self._rows = 0.0  # in all, answered
         self.batch_seconds = 0.0
 
@@ -53,9 +70,8 @@ class Speed:
         """A batch has run. row_flops: as `rows_at_once` takes them."""
         now = rows * max(row_flops, 1) / max(seconds, 1e-9)
         before = self._flops.get(place.way)
-        if rows == 1:
-            lone = self._alone.get(place.way, seconds)
-            self._alone[place.way] = lone + (seconds - lone) * _WEIGHT
+        for kind in (self._usual, self._alone) if rows == 1 else (self._usual,):
+            kind.setdefault(place.way, _Usual()).saw(rows * row_flops, seconds)
         self._lines.setdefault(place.way, Line()).saw(rows * row_flops, seconds)
         self._flops[place.way] = now if before is None else before + (now - before) * _WEIGHT
         self.batch_seconds += (seconds - self.batch_seconds) * (_WEIGHT if self.batch_seconds else 1.0)
@@ -81,9 +97,10 @@ class Speed:
         rows = per_second / max(row_flops, 1)
         return max(1, min(AT_MOST, int(max(rows * _SECONDS, min(_FEW, rows * _FEW_SECONDS)))))
 
-    def lone_seconds(self, way: object) -> float:
-        """What a batch of one row takes lately; infinite while that isn't known."""
-        return self._alone.get(way, math.inf)
+    def expected_seconds(self, way: object, flops: int) -> float:
+        """What a batch should take; infinite while nothing is known of such."""
+        known = [kind[way].seconds_for(flops) for kind in (self._usual, self._alone) if way in kind]
+        return min(known, default=math.inf)
 
     def row_seconds(self) -> float:
         """Seconds from one answered row to the next, 0 while that isn't known."""

@@ -62,13 +62,13 @@ def test_a_busy_port_is_one_line_and_exit_code_2(offramp_serve, rows_bundle):
     assert str(port) in said
 
 
-def test_the_second_of_two_servers_that_were_bound_to_one_port_before_either_listened_is_told(rows):
+def test_the_second_of_two_servers_that_were_bound_to_one_port_before_either_listened_is_told(rows_bundle):
     with bind("127.0.0.1", 0)[0] as first:
         port = first.getsockname()[1]
         with bind("127.0.0.1", port)[0] as second:
             first.listen()
             with pytest.raises(InputError, match=f"can't listen on 127.0.0.1 port {port}: Address already in use"):
-                serve(rows, Settings.of(), [second])
+                serve(Settings.of(bundle=rows_bundle, threads=1), [second])
 
 
 @pytest.fixture

@@ -19,9 +19,10 @@ from offramp.server import dataplane
 from offramp.server.decoding.decoders import Decoders
 from offramp.server.errors import DeadlinePassed, TooLarge
 from offramp.server.memory import Hold, Memory
-from offramp.server.patience import Patience
+from offramp.server.patience import Attended, Patience
 from offramp.server.protocols.json_body import Body
 from offramp.server.protocols.reading import READERS, Limits
+from starlette.requests import Request
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
 LIMITS = Limits(2**25, 2**27, 16_384)
@@ -219,7 +220,7 @@ def test_a_deadline_ends_decoding(stopped, rows, serve, eventually):
         body = body_of(json.dumps({"instances": GOOD}).encode(), seconds=0.2)
 
         async def read():
-            async with body.patience:
+            with Attended(Request({"type": "http", "headers": []}), body.patience):
                 await server.app.state.decoders.read("predict", body)
 
         with pytest.raises(DeadlinePassed):

@@ -12,6 +12,7 @@ from offramp.server.operating_points import OperatingPoints
 from offramp.server.patience import Patience
 from offramp.server.protocols.tensors import group_of_arrays
 from offramp.server.query import DEFAULT_PRIORITY, Query
+from offramp.server.scheduling.speed import Speed
 
 
 @pytest.fixture
@@ -89,16 +90,17 @@ def test_what_is_not_answered_within_the_time_to_close_is_refused_running_and_wa
     asyncio.run(asyncio.wait_for(scene(), 60))
 
 
-@pytest.mark.parametrize(("seconds", "here"), [(0.0, True), (1.0, False)], ids=["a short row", "a long row"])
-def test_a_lone_row_runs_in_the_event_loop_only_if_it_is_short(rows, engine_of, monkeypatch, seconds, here):
-    threads, run = [], BatchingEngine.run_batch
+@pytest.mark.parametrize("most", [0, 4, 1000], ids=["nothing is short", "four rows are", "all is short"])
+def test_only_what_is_short_runs_in_the_event_loop(rows, engine_of, monkeypatch, most):
+    here, run = [], BatchingEngine.run_batch
 
     def noted(self, batch):
-        threads.append(threading.current_thread())
+        here.append((batch.rows, threading.current_thread() is threading.main_thread()))
         return run(self, batch)
 
     monkeypatch.setattr(BatchingEngine, "run_batch", noted)
-    monkeypatch.setattr("offramp.server.scheduling.speed.Speed.lone_seconds", lambda *_: seconds)
+    most_flops = most * int(rows.row_flops({})[-1])
+    monkeypatch.setattr(Speed, "expected_seconds", lambda self, way, flops: 0.0 if flops <= most_flops else 1.0)
     x = np.random.default_rng(0).normal(size=(1, 8)).astype(np.float32)
 
     async def scene():
@@ -106,21 +108,22 @@ def test_a_lone_row_runs_in_the_event_loop_only_if_it_is_short(rows, engine_of, 
         asked = Query((group_of_arrays({"x": x}, rows.manifest),), 1, "full", 2)
         await engine.infer(asked, Patience(60))  # the lanes start, and look for work by themselves
         await asyncio.sleep(0.2)
-        threads.clear()
-        alone = await engine.infer(asked, Patience(60))
-        together = await asyncio.gather(*(engine.infer(asked, Patience(60)) for _ in range(20)))
+        here.clear()
+        answers = [await engine.infer(asked, Patience(60))]
+        answers += await asyncio.gather(*(engine.infer(asked, Patience(60)) for _ in range(20)))
         await engine.close()
-        assert {int(answer.label[0]) for answer in (alone, *together)} == {
-            int(rows.at("full").predict({"x": x}).label[0])
-        }
+        assert {int(answer.label[0]) for answer in answers} == {int(rows.at("full").predict({"x": x}).label[0])}
 
     asyncio.run(scene())
-    assert (threads[0] is threading.current_thread()) == here
-    assert any(thread is not threading.current_thread() for thread in threads[1:])
+    assert here[0] == (1, most > 0)
+    assert sum(count for count, _ in here) == 21
+    assert all(loop == (most == 1000) for _, loop in here[1:])
+    if most == 1000:
+        assert here[1:] == [(20, True)]
 
 
 def test_an_error_of_a_row_in_the_event_loop_is_that_rows_alone(tokens, engine_of, monkeypatch):
-    monkeypatch.setattr("offramp.server.scheduling.speed.Speed.lone_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(Speed, "expected_seconds", lambda *_: 0.0)
 
     async def scene():
         engine = engine_of(tokens)

@@ -1,6 +1,7 @@
-"""Several worker processes behind one address: /metrics is about all of them, or says that it can't be."""
+"""Several processes behind one address, offramp's own workers or uvicorn's: /metrics is about all, or says it can't."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -83,3 +84,68 @@ def test_a_shared_folder_that_is_not_there_is_named(offramp_serve, rows_bundle, 
     error = process.communicate(timeout=60)[1]
     assert process.returncode == 2
     assert error.startswith("offramp serve: PROMETHEUS_MULTIPROC_DIR is ")
+
+
+REPLACING = """
+import sys
+from offramp.server.cli import listen, serve
+from offramp.server.connections.workers import serve_together
+from offramp.server.settings import Settings
+
+settings = Settings.of(bundle=sys.argv[1], workers=2, threads=1)
+raise SystemExit(serve_together(serve, settings, listen("127.0.0.1", 0), young=0))
+"""
+
+
+def greeting_of(process):
+    """What it prints, once it serves; and its address."""
+    said = [process.stdout.readline() for _ in range(3)]
+    return said, re.search(r"http://\S+:\d+", said[0])[0]
+
+
+def pids_of(process):
+    """Those of its workers."""
+    found = subprocess.run(["pgrep", "-P", str(process.pid), "-f", "spawn_main"], capture_output=True, text=True)
+    return {int(pid) for pid in found.stdout.split()}
+
+
+def test_workers_answer_count_together_and_drain(offramp_serve, rows_bundle, x):
+    process = offramp_serve(rows_bundle, "--port", 0, "--workers", 2, "--threads", 1)
+    said, address = greeting_of(process)
+    assert said[-1].endswith("1 threads, 2 workers\n")
+    assert len(pids_of(process)) == 2
+    with httpx.Client(base_url=address, headers={"Connection": "close"}, timeout=60) as client:
+        for _ in range(20):
+            assert client.post("/v1/predict", json={"instances": x[:3].tolist()}).status_code == 200
+        assert all(total(client.get("/metrics").text, "offramp_rows_total") == 60 for _ in range(6))
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0
+
+
+def test_what_no_worker_can_start_with_is_said_once(offramp_serve, rows_bundle):
+    process = offramp_serve(rows_bundle, "--port", 0, "--workers", 2, "--operating-point", "none")
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 2
+    assert said.startswith("offramp serve: operating_point is 'none'")
+    assert len(said.splitlines()) == 1
+
+
+@pytest.fixture
+def replacing(rows_bundle):
+    command = [sys.executable, "-c", REPLACING, str(rows_bundle)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_worker_that_was_killed_is_replaced_and_none_outlives_its_parent(replacing, eventually):
+    with httpx.Client(base_url=greeting_of(replacing)[1], headers={"Connection": "close"}, timeout=60) as client:
+        eventually(lambda: up(client))
+        before = pids_of(replacing)
+        os.kill(min(before), signal.SIGKILL)
+        eventually(lambda: len(pids_of(replacing)) == 2 and min(before) not in pids_of(replacing))
+        eventually(lambda: up(client))
+        replacing.kill()
+        eventually(lambda: not up(client))

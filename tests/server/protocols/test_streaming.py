@@ -8,10 +8,11 @@ from offramp.server.engine import BatchingEngine
 from offramp.server.errors import DeadlinePassed
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
-from offramp.server.patience import Patience
+from offramp.server.patience import Attended, Patience
 from offramp.server.protocols.streaming import Stream
 from offramp.server.protocols.tensors import group_of_arrays
 from offramp.server.query import Query
+from starlette.requests import Request
 
 X = np.random.default_rng(4).normal(size=(300, 8)).astype(np.float32)
 
@@ -71,7 +72,7 @@ def test_a_timeout_is_raised_behind_what_was_there(rows, slow_batches):
         seen, patience = [0], Patience(0.35)
 
         async def look():
-            async with patience:
+            with Attended(Request({"type": "http", "headers": []}), patience):
                 async for ids, _ in Stream(engine, query(rows), patience):
                     seen[0] += len(ids)
 
