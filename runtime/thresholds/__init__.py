@@ -28,7 +28,7 @@ from offramp.runtime.thresholds.risk_control import (
     risk_control,
 )
 from offramp.runtime.thresholds.rule import leave_at, reached
-from offramp.runtime.thresholds.search import ExitCost, Rule, cheapest_within, judge, pareto, search
+from offramp.runtime.thresholds.searching import ExitCost, Rule, cheapest_within, judge, pareto, search
 from offramp.runtime.thresholds.sgr import SelectiveRisk, expected_coverage, risk_bound, sgr, sgr_of_any
 
 __all__ = [

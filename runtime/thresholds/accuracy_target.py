@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from numpy.typing import ArrayLike
 from offramp.runtime.errors import InputError
-from offramp.runtime.thresholds.search import Rule, cheapest_within, pareto, search
+from offramp.runtime.thresholds.searching import Rule, cheapest_within, pareto, search
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from offramp.runtime.jobs.calibrating.guarantee import guarantee
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, Target, percent
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows
 from offramp.runtime.thresholds import Rule, cheapest_within, leave_at, pareto, search
-from offramp.runtime.thresholds.search import EQUAL_COST
+from offramp.runtime.thresholds.searching import EQUAL_COST
 
 Cost = Literal["flops", "ms"]
 _COSTS = {"flops": "FLOPs", "ms": "full model's time"}
