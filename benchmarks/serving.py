@@ -41,7 +41,7 @@ FULL, FAST = "offramp, full", "offramp, fast"
 _ROWS = 1000
 
 
-OFFRAMP: list[list[str]] = [[], ["--lanes", str(CORES), "--threads", "1"]]
+OFFRAMP: list[list[str]] = [[], ["--lanes", str(CORES), "--threads", "1"], ["--workers", str(CORES)]]
 
 
 def whole_model(bundle: Bundle, path: Path) -> Path:
