@@ -3,14 +3,16 @@ right, and let a temperature of the row's own give the vector."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from offramp.runtime import scores
+from numpy.typing import ArrayLike
+from offramp.runtime import arrays, scores
 from offramp.runtime.arrays import Array, Floats, Ints
 from offramp.runtime.calibration.protocol import Calibrator, Given
 from offramp.runtime.calibration.solvers.attain import at_confidence
 from offramp.runtime.calibration.solvers.double import in_double
+from offramp.runtime.errors import InputError
 
 # Log-odds beyond this say no more than "certain", but would outweigh all other rows in a fit.
 CERTAIN = 700.0
@@ -29,6 +31,22 @@ class TopOne(Calibrator):
         given = Given({"logits": z, **known, **aux})
         correct = scores.top_label(z) == y
         self._fit_pairs(given, correct, np.ones(len(z)) if w is None else w)
+
+    def fit_scores(
+        self, score: ArrayLike, correct: ArrayLike, classes: int, *, weights: ArrayLike | None = None
+    ) -> Self:
+        """As `fit`, from the raw log-odds (N,) and correctness (N,) alone, where nothing else is needed."""
+        if self.needs != {"score"}:
+            raise InputError(f"{self.name}: needs more than scores to be fitted, {', '.join(sorted(self.needs))}.")
+        s = arrays.vector(score, "score")
+        right = arrays.flags(correct, "correct", len(s))
+        w = arrays.weights(weights, len(s))
+        w = np.ones(len(s)) if w is None else w
+        if not w.any():
+            raise InputError("score: expected at least one row with a weight above 0.")
+        self.classes_ = int(classes)
+        self._fit_pairs(Given({"score": s[w > 0]}), right[w > 0], w[w > 0])
+        return self
 
     @abstractmethod
     def _fit_pairs(self, given: Given, correct: Array, w: Floats) -> None:

@@ -52,7 +52,13 @@ from offramp.runtime.metrics.intervals import (
     paired_difference_interval,
     share_interval,
 )
-from offramp.runtime.metrics.ranking import RankingIntervals, auroc_interval, ranking_intervals
+from offramp.runtime.metrics.ranking import (
+    PairedAuroc,
+    RankingIntervals,
+    auroc_interval,
+    paired_auroc,
+    ranking_intervals,
+)
 from offramp.runtime.metrics.resampling import (
     Comparison,
     Interval,
@@ -108,6 +114,7 @@ __all__ = [
     "Miscalibration",
     "Oracle",
     "OracleGap",
+    "PairedAuroc",
     "Permutation",
     "Profile",
     "RankingIntervals",
@@ -161,6 +168,7 @@ __all__ = [
     "oc_mcs",
     "oracle",
     "overthinking",
+    "paired_auroc",
     "paired_difference_interval",
     "profile",
     "ranking_intervals",

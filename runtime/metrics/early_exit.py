@@ -57,15 +57,17 @@ def leave_here(correct: ArrayLike) -> Bools:
 
 
 @_rows_last
-def eefp(scores: ArrayLike, correct: ArrayLike) -> Floats:
+def eefp(scores: ArrayLike, correct: ArrayLike, *, weights: ArrayLike | None = None) -> Floats:
     """Early-exit failure prediction, one value an exit: AUROC of the score against `leave_here`.
 
     An exit should be confident where it is right, or where nobody deeper would be right either. All N rows
     count at every exit. Returns (J,) in [0, 1]; NaN where one side is empty, which the last exit always is.
+    weights: (N,) ≥ 0, what each row stands for.
     Source: Kubaty et al. 2025, section 4.
     """
     target = leave_here(correct)
-    return np.array([auroc(s, y) for s, y in zip(_scores(scores, target.shape), target, strict=True)])
+    every = zip(_scores(scores, target.shape), target, strict=True)
+    return np.array([auroc(s, y, weights=weights) for s, y in every])
 
 
 @_rows_last

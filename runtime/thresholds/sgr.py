@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from offramp.runtime import arrays
 from offramp.runtime.arrays import Floats, Ints
 from offramp.runtime.errors import InputError
+from offramp.runtime.thresholds.binomial import binomial_cdf, binomial_upper
 
 
 @dataclass(frozen=True)
@@ -36,17 +37,12 @@ def risk_bound(errors: ArrayLike, rows: ArrayLike, level: float) -> Floats:
 
     errors, rows: k of m, 0 ≤ k ≤ m, of shapes that broadcast. level in (0, 1).
     """
-    from scipy.special import betaincinv
-
     level = arrays.fraction(level, "level")
     k = arrays.numbers(errors, "errors")
     m = arrays.numbers(rows, "rows")
     if not ((k >= 0) & (k <= m) & np.isfinite(m)).all():
         raise InputError("errors, rows: expected counts with 0 ≤ errors ≤ rows.")
-    inside = k < m
-    bound = np.ones(np.broadcast(k, m).shape)
-    np.copyto(bound, betaincinv(k + 1.0, np.where(inside, m - k, 1.0), 1.0 - level), where=inside)
-    return bound
+    return binomial_upper(k, m, level)
 
 
 @dataclass(frozen=True)
@@ -151,19 +147,17 @@ def rank_grid(total: int, risk: float, delta: float) -> Ints:
     rows, so there stops in between cost nothing and keep what is had. Past k = 100 the steps grow; about 400
     ranks for any number of rows.
     """
-    from scipy.special import bdtr
-
     most = int(risk * total) + 1
     errors = np.arange(min(most, 100) + 1)
     if most > 100:
         errors = np.unique(np.append(errors, np.geomspace(100, most, 200).astype(np.int64)))
     # m rows with k errors pass when P(Bin(m, risk) ≤ k) ≤ delta, which falls as m grows.
     low, high = errors.astype(np.int64), np.full(len(errors), total)
-    possible = (errors < total) & (bdtr(errors, high, risk) <= delta)
+    possible = (errors < total) & (binomial_cdf(np.minimum(errors, high), high, risk) <= delta)
     errors, low, high = errors[possible], low[possible], high[possible]
     while (high - low > 1).any():
         middle = (low + high) // 2
-        enough = (middle > errors) & (bdtr(errors, np.maximum(middle, errors + 1), risk) <= delta)
+        enough = (middle > errors) & (binomial_cdf(errors, np.maximum(middle, errors + 1), risk) <= delta)
         high, low = np.where(enough, middle, high), np.where(enough, low, middle)
     if not len(high):
         return np.zeros(0, np.int64)
@@ -256,7 +250,8 @@ def _fixed_sequence(
     for one in every:
         # The set of a rank is the smallest whole one that has it; several ranks may share it.
         at = np.searchsorted(one.rows, ranks)
-        passed &= risk_bound(one.errors[at], one.rows[at], delta) <= risk
+        k, m = one.errors[at], one.rows[at]
+        passed &= (k < m) & (binomial_cdf(k, m, risk) <= delta)
     count = int(np.logical_and.accumulate(passed).sum())
     last = int(np.searchsorted(sets.rows, ranks[count - 1])) if count else None
     if known:
@@ -274,7 +269,8 @@ def _binary(sets: TiedSets, risk: float, delta: float) -> tuple[int | None, floa
     for _ in range(steps):
         middle = (low + high) // 2
         candidate = int(np.searchsorted(sets.rows, middle + 1))
-        if float(risk_bound(sets.errors[candidate], sets.rows[candidate], level)) <= risk:
+        k, m = sets.errors[candidate], sets.rows[candidate]
+        if k < m and float(binomial_cdf(k, m, risk)) <= level:
             low = middle
             best = candidate if best is None else max(best, candidate)
         else:

@@ -124,3 +124,10 @@ def test_mistakes_are_named():
     ):
         with pytest.raises(InputError, match=word):
             call()
+
+
+def test_eefp_with_weights_is_that_of_repeated_rows():
+    random = np.random.default_rng(0)
+    score, correct, times = random.normal(size=(3, 60)), random.random((3, 60)) < 0.6, random.integers(0, 4, 60)
+    repeated = metrics.eefp(np.repeat(score, times, axis=1), np.repeat(correct, times, axis=1))
+    assert metrics.eefp(score, correct, weights=times) == pytest.approx(repeated, nan_ok=True)

@@ -1,0 +1,171 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from offramp.runtime import calibration, scores
+from offramp.runtime.errors import InputError
+from offramp.runtime.online import recalibrator
+from offramp.runtime.online.leaving import hold_drop, hold_risk, hold_shares
+from offramp.runtime.online.recalibrator import Recalibrator
+from offramp.runtime.online.window import Memory
+from offramp.runtime.points import OperatingPoint
+from offramp.runtime.thresholds import leave_at
+from served_rows import made_up, served
+
+BARS = (2.0, 2.0, -np.inf)
+POINT = OperatingPoint(BARS, abstain_below=-1.0)
+OFFLINE = {
+    "rank_preserving": calibration.RankPreservingPower,
+    "rank_preserving_isotonic": calibration.RankPreservingIsotonic,
+    "temperature": calibration.Temperature,
+    "cwmcs": lambda: calibration.CwMCS(sure=0.0),
+}
+
+
+def skewed(rows=5000, seed=0):
+    """Over-confident where class 0 is predicted."""
+    logits, label = made_up(rows, sharp=1.3, seed=seed)
+    moved = (logits[-1].argmax(axis=1) == 0) & (np.random.default_rng(seed).random(rows) < 0.3)
+    return logits, np.where(moved, 1, label)
+
+
+@pytest.mark.parametrize("method", OFFLINE)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_refit_is_the_offline_fit_on_the_rows_that_reach_each_exit(method, weighted):
+    logits, label = skewed()
+    asked = np.where(np.arange(5000) % 2, 0.5, 1.0) if weighted else None
+    window = served(logits, label, BARS, labelled=0.8, shadow=0.5, asked=asked)
+    found = Recalibrator(method).refit(window, POINT)
+    assert found.point.thresholds == BARS
+    assert found.after == window.time[window.known][-1]
+    for j, made in enumerate(found.point.calibrators):
+        rows = window.known & (window.exit >= j)
+        assert found.rows[j] == rows.sum()
+        plain = OFFLINE[method]().fit(logits[j][rows], label[rows], weights=window.weights[rows])
+        assert type(made) is type(plain)
+        given = {"score": window.score[j, rows], "logits": logits[j][rows]}
+        assert made.confidence(given) == pytest.approx(
+            plain.confidence(given), abs=0.015 if method == "cwmcs" else 2e-3
+        )
+
+
+def test_the_same_from_ten_thousand_gathered_scores():
+    random = np.random.default_rng(0)
+    score = random.normal(2, 2, 10_000)
+    correct = random.random(10_000) < scores.sigmoid(score) ** 2
+    plain = calibration.RankPreservingPower().fit_scores(score, correct, 10)
+    few = recalibrator.gathered(score, correct, np.ones(10_000))
+    assert len(few[0]) <= 2 * recalibrator.CELLS
+    assert few[2].sum() == pytest.approx(10_000)
+    assert calibration.RankPreservingPower().fit_scores(*few[:2], 10, weights=few[2]).alpha_ == pytest.approx(
+        plain.alpha_, rel=1e-3
+    )
+
+
+def test_exits_with_few_rows_are_pooled_or_stay_as_they_were():
+    logits, label = made_up(1000)
+    bars = (0.0, 3.0, -np.inf)
+    window = served(logits, label, bars)
+    counts = [int((window.exit >= j).sum()) for j in range(3)]
+    assert counts[1] < 200
+    point = OperatingPoint(bars, calibrators=calibration.fit_exits("platt", logits, label, np.full(1000, 2)))
+    pooled = Recalibrator(least=200).refit(window, point)
+    assert pooled.rows == (1000, counts[1] + counts[2], counts[1] + counts[2])
+    assert pooled.point.calibrators[1] == pooled.point.calibrators[2]
+    kept = Recalibrator(least=400).refit(window, point)
+    assert kept.rows == (1000, 0, 0)
+    assert kept.point.calibrators[1:] == point.calibrators[1:]
+    assert Recalibrator(least=2000, memory=Memory(least=100)).refit(window, point) is None
+    assert Recalibrator(memory=Memory(least=2000)).refit(window, point) is None
+
+
+def test_what_is_old_counts_less():
+    before, after = made_up(2000, sharp=1.0, seed=1), made_up(2000, sharp=2.0, seed=2)
+    window = served(np.concatenate([before[0], after[0]], axis=1), np.concatenate([before[1], after[1]]), BARS)
+    temperatures = [
+        Recalibrator("temperature", memory=memory).refit(window, POINT).point.calibrators[0].temperature_
+        for memory in (Memory(), Memory(half_life=150), Memory(rows=2000))
+    ]
+    assert temperatures[0] + 0.5 < temperatures[1]
+    assert temperatures[1] == pytest.approx(temperatures[2], abs=0.3)
+
+
+def test_a_client_that_lies_about_one_class_moves_it_little():
+    logits, label = made_up(6000)
+    window = served(logits, label, BARS)
+    random = np.random.default_rng(0)
+    key = random.integers(0, 5, 6000)
+    liar = (window.served == 0) & (random.random(6000) < 0.9)
+    lied = replace(window, key=np.where(liar, 9, key), label=np.where(liar, 1, label))
+    honest, free, held = (
+        Recalibrator("cwmcs", share=share).refit(rows, POINT).point.calibrators[2].temperatures_[0]
+        for rows, share in ((window, 1.0), (lied, 1.0), (lied, 0.25))
+    )
+    assert free > 1.5 * honest
+    assert held < honest + 0.5 * (free - honest)
+    assert Recalibrator(share=0.25).refit(lied, POINT).capped > 0.1
+
+
+def test_mistakes_are_named():
+    with pytest.raises(InputError, match="method"):
+        Recalibrator("platt")
+    with pytest.raises(InputError, match="least"):
+        Recalibrator(least=0)
+    with pytest.raises(InputError, match="exits"):
+        Recalibrator().refit(served(*made_up(500), BARS), OperatingPoint((-np.inf,)))
+
+
+# ---------------------------------------------------------------- abstention and exits
+
+
+def test_the_promised_risk_is_kept_by_the_new_version_at_its_own_level():
+    logits, label = made_up(6000, sharp=1.5)
+    window = served(logits, label, BARS)
+    candidate = Recalibrator().refit(window.take(np.arange(3000)), POINT).point
+    judged = window.take(np.arange(3000, 6000))
+    found = [
+        recalibrator.abstention(judged, POINT, candidate, risk=0.3, delta=0.05, version=version) for version in (1, 9)
+    ]
+    assert found[0].feasible
+    assert found[0].threshold <= found[1].threshold
+    assert found[1].level == pytest.approx(0.05 * 6 / np.pi**2 / 81)
+    kept = judged.log_odds(candidate) >= found[0].threshold
+    assert (~judged.correct)[kept].mean() == pytest.approx(found[0].risk)
+    never = recalibrator.abstention(judged, POINT, candidate, risk=1e-6, delta=0.05, version=1)
+    assert never.threshold == np.inf
+
+
+def test_thinned_rows_stand_for_equally_many():
+    weights = np.repeat([1.0, 4.0], 20_000)
+    kept = recalibrator.evenly(weights)
+    assert kept[20_000:].all()
+    assert kept[:20_000].mean() == pytest.approx(0.25, abs=0.02)
+    assert recalibrator.evenly(np.ones(5)).all()
+
+
+def test_shares_are_held_although_early_leavers_are_seldom_seen_to_the_end():
+    logits, label = made_up(20_000, seed=4)
+    window = served(logits, label, BARS, shadow=0.2)
+    bars = hold_shares(window, [0.5, 0.3, 0.2])
+    score = np.stack([scores.log_odds(z) for z in logits])
+    shares = np.bincount(leave_at(score, bars)) / 20_000
+    assert shares == pytest.approx([0.5, 0.3, 0.2], abs=0.02)
+    assert hold_shares(window, [0.0, 0.0, 1.0]) == (np.inf, np.inf, -np.inf)
+    with pytest.raises(InputError, match="shares"):
+        hold_shares(window, [0.5, 0.6])
+
+
+def test_thresholds_for_a_drop_and_for_a_promise():
+    logits, label = made_up(8000, seed=4)
+    window = served(logits, label, BARS, shadow=0.5)
+    flops = [1.0, 2.0, 3.0]
+    drop = hold_drop(window, flops, 0.02)
+    assert drop.saves
+    score, right = np.stack([scores.log_odds(z) for z in logits]), logits.argmax(axis=2) == label
+    lost = right[-1].mean() - right[leave_at(score, drop.thresholds), np.arange(8000)].mean()
+    assert lost < 0.04
+    risk = hold_risk(window, flops, 0.05, 0.1)
+    assert risk.feasible
+    assert risk.bound <= 0.05
+    with pytest.raises(InputError, match="all exits known"):
+        hold_drop(window.take(~window.complete), flops, 0.02)
