@@ -16,7 +16,8 @@ SCHEMA = "1"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _APPLICATION = 0x6F666672  # "offr": SQLite keeps it in the file's head
 _HEAD = b"SQLite format 3\0"
-_WAITS = 5.0  # seconds for another's lock, or for a server that doesn't answer
+_FILE_WAITS = 2.0  # seconds for another process's lock
+_SERVER_WAITS = 5.0  # seconds for a server that doesn't answer, or another engine's lock
 # Four rows of six exits and 150 classes; of the usual 4 kB every second one would be wasted.
 _PAGE = 8192
 _LOG_BYTES = 16 * 2**20
@@ -169,9 +170,9 @@ def _url(where: str | Path) -> sa.URL:
 
 def _connect_args(is_file: bool) -> dict[str, Any]:
     if is_file:
-        return {"timeout": _WAITS, "check_same_thread": False}
+        return {"timeout": _FILE_WAITS, "check_same_thread": False}
     # A network that swallows everything is noticed, too.
-    return {"connect_timeout": int(_WAITS), "tcp_user_timeout": int(2e3 * _WAITS)}
+    return {"connect_timeout": int(_SERVER_WAITS), "tcp_user_timeout": int(2e3 * _SERVER_WAITS)}
 
 
 def _prepare_file(connection: Any, _: Any) -> None:
@@ -192,8 +193,8 @@ def _prepare_file(connection: Any, _: Any) -> None:
 def _prepare_session(connection: Any, _: Any) -> None:
     """Nobody waits for ever: neither for a lock, nor for an engine that was stopped in the middle of a transaction."""
     connection.autocommit = True
-    for name, seconds in (("lock", 1), ("statement", 6), ("idle_in_transaction_session", 2)):
-        connection.execute(f"SET {name}_timeout = {int(seconds * _WAITS * 1e3)}")
+    for name, times in (("lock", 1), ("statement", 6), ("idle_in_transaction_session", 2)):
+        connection.execute(f"SET {name}_timeout = {int(times * _SERVER_WAITS * 1e3)}")
     connection.autocommit = False
 
 

@@ -79,7 +79,7 @@ def _count(connection: sa.Connection, source: Source, rows: int, bytes: int) -> 
     connection.execute(sa.update(models).where(models.c.id == source.model).values(changed))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Completion:
     """What exits said that ran after their rows were answered. score: (J, N), logits: J entries, as in Served."""
 

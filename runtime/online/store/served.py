@@ -12,7 +12,7 @@ from offramp.runtime.errors import InputError
 MOST_CHARACTERS = 200
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Served:
     """N rows that one calibration version answered at one operating point. The arrays are the store's from now on.
 

@@ -14,7 +14,7 @@ _PATIENCE = 1.0  # seconds between attempts while the database can't be written
 _SWEEP = 3600.0  # seconds after which it is written to without a task, for rows become too old
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Task:
     """Something to write. rows, bytes: what waiting for it takes. done: who waits for its end, if anybody does."""
 
@@ -63,14 +63,13 @@ class Writer:
             return True
 
     def do(self, work: Any, rows: int = 0) -> Any:
-        """Have it written now, and give its result. Raises StoreError, at once while there is an alarm."""
+        """Have it written now, and give its result. Raises StoreError; at once while there is an alarm."""
         done: Future[Any] = Future()
         with self._changed:
             if self._closed:
                 raise StoreError("the store is closed.")
-            if self.alarm is not None and monotonic() < self._retry:
+            if self.alarm is not None:
                 raise StoreError(self.alarm)
-            self._asked += 1
             self._add(Task(work, rows, 0, done))
         return done.result()
 
@@ -91,6 +90,7 @@ class Writer:
         self._waiting.append(task)
         self._rows += task.rows
         self._bytes += task.bytes
+        self._asked += task.done is not None
         if first:
             self._since = monotonic()
         if first or self._enough > was_due:
