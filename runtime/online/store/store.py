@@ -8,8 +8,9 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self
@@ -24,7 +25,7 @@ from offramp.runtime.online.store.control import Decision, Draft, Lease, State, 
 from offramp.runtime.online.store.database import Database
 from offramp.runtime.online.store.keeping import Completion
 from offramp.runtime.online.store.labelling import Labels, Outcome
-from offramp.runtime.online.store.served import Served, check_requests
+from offramp.runtime.online.store.served import Served, check_requests, together
 from offramp.runtime.online.store.source import Name, Source, find_source, name_of
 from offramp.runtime.online.store.writer import Task, Writer
 from offramp.runtime.online.window import Window
@@ -317,7 +318,7 @@ class Store:
         """All of it in one transaction; a task that fails by itself leaves nothing of its own."""
         limits, counts, results = self._limits, Counts(), list[Any]()
         works = [task.work for task in tasks]
-        packed = [self._packed(work, counts) if isinstance(work, Served) else None for work in works]
+        packed = self._packed(works, counts)
         new = [row for values in packed for row in values or ()]
         with self._database.writing() as connection:
             # Who goes first makes room in the very pages that the new ones need.
@@ -342,7 +343,18 @@ class Store:
         self._tidy()
         return results
 
-    def _packed(self, batch: Served, counts: Counts) -> list[dict[str, Any]] | None:
+    def _packed(self, works: Sequence[Any], counts: Counts) -> list[list[dict[str, Any]] | None]:
+        """For each batch its rows as they are inserted, None for one that doesn't fit and for what is no batch."""
+        batches = [work for work in works if isinstance(work, Served)]
+        # One by one, batches of a row each would cost three times as much.
+        joined = together(batches) if len(batches) > 1 else None
+        if joined is not None:
+            with suppress(InputError):
+                rows = iter(keeping.values_of(self._source, joined))
+                return [list(islice(rows, len(work))) if isinstance(work, Served) else None for work in works]
+        return [self._alone(work, counts) if isinstance(work, Served) else None for work in works]
+
+    def _alone(self, batch: Served, counts: Counts) -> list[dict[str, Any]] | None:
         try:
             return keeping.values_of(self._source, batch)
         except InputError as error:

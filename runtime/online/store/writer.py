@@ -66,10 +66,10 @@ class Writer:
         """Have it written now, and give its result. Raises StoreError; at once while there is an alarm."""
         done: Future[Any] = Future()
         with self._changed:
-            if self._closed:
-                raise StoreError("the store is closed.")
-            if self.alarm is not None:
-                raise StoreError(self.alarm)
+            refused = "the store is closed." if self._closed else self.alarm
+            if refused is not None:
+                self.dropped += rows
+                raise StoreError(refused)
             self._add(Task(work, rows, 0, done))
         return done.result()
 
