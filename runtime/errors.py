@@ -21,6 +21,14 @@ class RuntimeUnavailable(OfframpError):
     """No usable ONNX Runtime (none, two at once, or one that lacks the device that was asked for)."""
 
 
+class StoreError(OfframpError):
+    """The store of served rows can't be opened, read or written now: it says which, and why."""
+
+
+class NotLeader(StoreError):
+    """Another engine leads, or somebody decided first: read the state again before deciding anew."""
+
+
 class CascadeClosed(OfframpError, RuntimeError):
     """A cascade was used after close(), or in a process other than the one that loaded it."""
 

@@ -24,10 +24,14 @@ HEAVY = (
     "networkx",
     "tokenizers",
     "PIL",
+    "sqlalchemy",
+    "alembic",
 )
 
 
-@pytest.mark.parametrize("module", ["offramp.runtime", "offramp.runtime.cli", "offramp.runtime.jobs"])
+@pytest.mark.parametrize(
+    "module", ["offramp.runtime", "offramp.runtime.cli", "offramp.runtime.jobs", "offramp.runtime.online"]
+)
 def test_importing_the_runtime_loads_no_heavy_library(module):
     code = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

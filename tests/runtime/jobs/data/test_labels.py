@@ -7,8 +7,8 @@ import unicodedata
 import numpy as np
 import pytest
 from offramp.runtime import InputError
+from offramp.runtime.arrays.class_numbers import class_numbers
 from offramp.runtime.jobs.data.raw_rows import Lines, Pictures
-from offramp.runtime.jobs.data.sources import class_numbers
 from offramp.runtime.jobs.data.tables import Npz, Parquet
 
 DIGITS = [f"digit {k}" for k in range(11)]

@@ -1,0 +1,1 @@
+"""One file a step; each is what the schema was then, and stays so."""

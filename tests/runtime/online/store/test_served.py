@@ -1,0 +1,55 @@
+"""A batch that can't be kept is refused where it is made, by its field."""
+
+import numpy as np
+import pytest
+from kept_rows import rows
+from offramp.runtime.errors import InputError
+from offramp.runtime.online.store.served import together
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"request": ["a", ""]}, r"request\[1\] is ''"),
+        ({"request": ["a", "x" * 201]}, r"request\[1\] is 'x.*201 characters"),
+        ({"request": ["a", 7]}, r"request\[1\] is 7"),
+        ({"score": np.zeros((3, 4))}, "score has the shape"),
+        ({"logits": [None]}, "logits has 1 exits"),
+        ({"inputs": [b""]}, "inputs has 1 rows"),
+    ],
+)
+def test_what_does_not_fit_is_named(change, said):
+    with pytest.raises(InputError, match=said):
+        rows(["a", "b"], **change)
+
+
+def test_the_first_rows_are_a_batch_of_their_own():
+    whole = rows(["a", "b", "c"], row=[4, 5, 6], time=7.0, left=1, inputs=[b"x", b"yy", b"zzz"])
+    part = whole.first(2)
+    assert list(part.request) == ["a", "b"]
+    assert np.asarray(part.row).tolist() == [4, 5]
+    assert part.score.shape == (3, 2)
+    assert [z is None or z.shape == (2, 5) for z in part.logits] == [True] * 3
+    assert part.inputs == [b"x", b"yy"]
+    assert part.nbytes < whole.nbytes
+
+
+def test_batches_of_a_kind_are_one_batch():
+    given = [rows(["a", "b"], row=[1, 2], time=[3.0, 4.0], left=1), rows(["c"], row=[5], time=6.0, left=0, asked=1.0)]
+    one = together(given)
+    assert list(one.request) == ["a", "b", "c"]
+    assert one.row.tolist() == [1, 2, 5]
+    assert one.time.tolist() == [3, 4, 6]
+    assert one.asked.tolist() == [0.05, 0.05, 1]
+    np.testing.assert_array_equal(one.score, np.concatenate([batch.score for batch in given], axis=1))
+    np.testing.assert_array_equal(one.logits[0], np.concatenate([batch.logits[0] for batch in given]))
+    np.testing.assert_array_equal(one.logits[1][:2], given[0].logits[1])
+    assert one.logits[2] is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"version": 1}, {"point": "other"}, {"exits": 2}, {"classes": 4}, {"inputs": [b""]}, {"time": [1.0, 2.0]}],
+)
+def test_batches_that_differ_are_not(change):
+    assert together([rows(["a"]), rows(["b"], **change)]) is None
