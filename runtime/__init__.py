@@ -12,6 +12,7 @@ from offramp.runtime.errors import (
     RuntimeUnavailable,
     Stopped,
 )
+from offramp.runtime.online.online import Online
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.predictions import Predictions, Records
 
@@ -23,6 +24,7 @@ __all__ = [
     "InputError",
     "Manifest",
     "OfframpError",
+    "Online",
     "OperatingPoint",
     "Predictions",
     "Records",

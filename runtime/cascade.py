@@ -17,9 +17,12 @@ from offramp.runtime.execution.anytime import exit_by_exit
 from offramp.runtime.execution.call import Call
 from offramp.runtime.execution.executor import Executor, open_executor
 from offramp.runtime.execution.route import Route
+from offramp.runtime.execution.seen import Seen
 from offramp.runtime.execution.stages import plan
 from offramp.runtime.gate import Gate
 from offramp.runtime.inputs import Arrays, check_inputs, rows_of
+from offramp.runtime.online.learning import Learning
+from offramp.runtime.online.online import Online
 from offramp.runtime.points import FULL, OperatingPoint
 from offramp.runtime.predictions import Predictions, Records
 from offramp.runtime.preprocess import Preprocessor, Text
@@ -40,10 +43,11 @@ class Cascade:
         *,
         batch_rows: int | None = None,
         preprocessor: Callable[[], Preprocessor] | None = None,
+        learning: Learning | None = None,
     ) -> None:
         """batch_rows: the most rows a block runs at once; the executor's own by default.
 
-        preprocessor: gives the bundle's, made when first asked for.
+        preprocessor: gives the bundle's, made when first asked for. learning: where rows are kept and labels come to.
         """
         self.bundle = bundle
         self.calibration = calibration
@@ -54,6 +58,7 @@ class Cascade:
         self._shortened: dict[int, Route] = {}
         self._prepared = executor.prepare(self.route, self.batch_rows, self._fetch_again)
         self._preprocessor = preprocessor or lru_cache(maxsize=1)(bundle.preprocessor)
+        self._learning, self._version = learning, 0
         self._options: dict[str, Any] | None = None  # of `load`, where it made this
         _warn_of_dead_exits(point)
 
@@ -68,6 +73,7 @@ class Cascade:
         *,
         batch_rows: int | None = None,
         spin_us: int = 0,
+        recalibration: Online | None = None,
     ) -> Self:
         """Read, verify and open a bundle.
 
@@ -77,7 +83,9 @@ class Cascade:
         providers: ONNX Runtime execution providers, instead of the device's own.
         batch_rows: the most rows a block runs at once, 128 by default, 1,024 on a GPU; larger inputs go
         through in pieces. spin_us: microseconds that a CPU's threads wait awake for the next operation: 0 is best for
-        rows that come one by one with pauses, 20 where one batch follows on the other.
+        rows that come one by one with pauses, 20 where one batch follows on the other. recalibration: keep what is
+        answered, and learn from labels that come to `feedback`; a point made online takes the place of the bundle's of
+        that name.
 
         Raises BundleError (nothing has been run then), InputError, RuntimeUnavailable.
         """
@@ -87,13 +95,15 @@ class Cascade:
         calibration = read_calibration(bundle.path, bundle.manifest)
         point = operating_point if isinstance(operating_point, OperatingPoint) else calibration.point(operating_point)
         executor = open_executor(bundle, device, threads=threads, providers=providers, spin_us=spin_us)
-        cascade = cls(bundle, calibration, point, executor, batch_rows=batch_rows)
+        learning = None if recalibration is None else Learning(recalibration, bundle.manifest, calibration)
+        cascade = cls(bundle, calibration, point, executor, batch_rows=batch_rows, learning=learning)
         cascade._options = {
             "device": device,
             "threads": threads,
             "providers": providers,
             "batch_rows": batch_rows,
             "spin_us": spin_us,
+            "recalibration": recalibration,
         }
         executor.open(cascade.route)  # what this point needs; other graphs when they are asked for
         return cascade
@@ -138,6 +148,7 @@ class Cascade:
             self.executor,
             batch_rows=self.batch_rows,
             preprocessor=self._preprocessor,
+            learning=self._learning,
         )
         made._options = self._options
         return made
@@ -194,6 +205,8 @@ class Cascade:
     def close(self) -> None:
         """Let graphs and memory go, for every cascade that shares the executor. Calls that are under way finish."""
         self.executor.close()
+        if self._learning is not None:
+            self._learning.close()
 
     def __enter__(self) -> Self:
         return self
@@ -244,8 +257,11 @@ class Cascade:
         A row's answer doesn't depend on the rows beside it. Raises InputError naming the input at fault,
         CascadeClosed after close() or in a forked process.
         """
+        learning = self._learning
+        if learning is not None and learning.version != self._version:
+            self._take_up(learning)
         plain = max_exit is None and deadline is None and not (fetch or allow_nonfinite)
-        if plain and self._prepared is not None:
+        if plain and self._prepared is not None and learning is None:
             out = self._prepared(inputs, stop)
             if out is not None:
                 return out
@@ -256,12 +272,14 @@ class Cascade:
                 raise InputError(f"fetch has {kind!r}, expected any of {FETCHABLE}.")
         arrays, sizes = check_inputs(inputs, self.manifest, allow_nonfinite=allow_nonfinite)
         route = self.route if max_exit is None else self._route_to(max_exit)
-        call = Call(route, arrays, sizes, wanted, limit=self.batch_rows, stop=stop)
+        seen = None if learning is None else Seen(len(self.exits), sizes["batch"])
+        version = self._version
+        call = Call(route, arrays, sizes, wanted, limit=self.batch_rows, stop=stop, seen=seen)
 
         def again(kind: str) -> Predictions:
             return self._fetch_again(inputs, kind, allow_nonfinite, max_exit, timed="times" in wanted)
 
-        if latest is None and "times" not in wanted:
+        if latest is None and "times" not in wanted and seen is None:
             out = self.executor.answer(call, again)
         else:
             started = perf_counter()
@@ -269,10 +287,32 @@ class Cascade:
                 for j in exit_by_exit(call, self.executor, lambda: latest is not None and monotonic() >= latest):
                     call.times[j] = perf_counter() - started
             out = call.predictions(again if latest is None else _not_kept)
-        if max_exit is None:
-            return out
-        cut = (out.exit == max_exit) & ~reached(out.score, self.operating_point.thresholds[max_exit])
-        return out.cut_short(cut)
+        if max_exit is not None:
+            cut = (out.exit == max_exit) & ~reached(out.score, self.operating_point.thresholds[max_exit])
+            out = out.cut_short(cut)
+        if learning is not None and seen is not None:
+            out = out.named(learning.keep(version, self.operating_point.name, out, seen))
+        return out
+
+    @property
+    def recalibration(self) -> Learning:
+        """What this cascade has kept and learnt. Raises InputError where it was loaded without `recalibration`."""
+        if self._learning is None:
+            raise InputError("this cascade keeps nothing: load it with recalibration=Online(path).")
+        return self._learning
+
+    def feedback(self, ids: Sequence[str], labels: Any, *, key: str | None = None) -> list[Any]:
+        """Labels of answered rows, by `Predictions.ids`; as `Learning.feedback`."""
+        return self.recalibration.feedback(ids, labels, key)
+
+    def _take_up(self, learning: Learning) -> None:
+        """Serve the calibration that is in force now. Calls that are under way finish with the one before."""
+        version, calibration = learning.in_force
+        point = calibration.points.get(self.operating_point.name)
+        if point is not None and self.calibration.points.get(point.name) == self.operating_point:
+            self.operating_point = point
+            self.route = Route(self.manifest, Gate(point, len(self.exits)))
+        self.calibration, self._shortened, self._version = calibration, {}, version
 
     def _fetch_again(
         self,

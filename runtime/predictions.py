@@ -100,6 +100,21 @@ class Predictions:
         made.__dict__.update({name: getattr(self, name) for name in _FIELDS}, involuntary=self.involuntary | rows)
         return made
 
+    def named(self, ids: NDArray[Any]) -> "Predictions":
+        """The same answers, by these ids."""
+        made = Predictions.__new__(Predictions)
+        made.__dict__.update({name: getattr(self, name) for name in _FIELDS})
+        made.__dict__["_fetched"] = {**self._fetched, "ids": ids}
+        return made
+
+    @property
+    def ids(self) -> NDArray[Any]:
+        """(N,) str, what `Cascade.feedback` knows the rows by. Raises InputError where nothing is kept."""
+        if "ids" not in self._fetched:
+            raise InputError("these rows aren't kept: load the cascade with recalibration=Online(path).")
+        ids: NDArray[Any] = self._fetched["ids"]
+        return ids
+
     def __len__(self) -> int:
         return len(self.label)
 

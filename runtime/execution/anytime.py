@@ -58,6 +58,8 @@ def _answer(call: Call, step: Step, made: dict[str, Any], ids: NDArray[np.int64]
         call.routing[layer, ids] = made[name]
     if step.exit is None:
         return np.ones(len(ids), bool)
+    if call.seen is not None and step.logits is not None:
+        call.seen.keep(step.exit, ids, made[step.score], made[step.logits])
     aux = None
     if step.logits is not None or call.routed:
         aux = call.aux(step.exit, step.seen, None if step.logits is None else made[step.logits], ids)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from offramp.runtime.errors import Stopped
 from offramp.runtime.execution.answers import Answers, Ids
 from offramp.runtime.execution.route import Costs, Route, Step
+from offramp.runtime.execution.seen import Seen
 from offramp.runtime.inputs import Arrays, rows_of
 from offramp.runtime.predictions import Predictions
 
@@ -45,12 +46,14 @@ class Call:
         *,
         limit: int,
         stop: Callable[[], bool] | None = None,
+        seen: Seen | None = None,
     ) -> None:
         """sizes: of every symbolic axis. fetch: what to bring beside the answers. limit: the most rows run at once.
 
-        stop: whether nobody wants the answer any more.
+        stop: whether nobody wants the answer any more. seen: where to keep what every exit says; whoever runs the call
+        then looks at each (see `anytime`).
         """
-        self._stop = stop
+        self._stop, self.seen = stop, seen
         self.route, self.gate = route, route.gate
         self.arrays, self.sizes, self.fetch = arrays, sizes, fetch
         self.rows = sizes["batch"]
@@ -85,7 +88,8 @@ class Call:
 
     def steps(self, *, logits: bool = False) -> list[Step]:
         """The route's stages with what is to be fetched of each. logits: at every exit, whoever asks for them."""
-        return self.route.steps(logits=logits or "probabilities" in self.fetch, routing=self.routed)
+        wanted = logits or "probabilities" in self.fetch or self.seen is not None
+        return self.route.steps(logits=wanted, routing=self.routed)
 
     def take(self, ids: Ids) -> Arrays:
         """The inputs of consecutive rows."""

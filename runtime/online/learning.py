@@ -1,0 +1,295 @@
+"""One bundle's rows and labels, and the calibration that they have led to: what a cascade and a server hold on to."""
+
+import datetime
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from offramp.runtime.bundle import Manifest, own_version
+from offramp.runtime.calibration_file import Calibration, decode_calibration, encode_calibration
+from offramp.runtime.errors import InputError, StoreError
+from offramp.runtime.execution.seen import Seen
+from offramp.runtime.online.contest import ORIGIN, Contest, Found, fitted_on
+from offramp.runtime.online.gauges import Gauges, measure
+from offramp.runtime.online.online import Online
+from offramp.runtime.online.window import Window
+from offramp.runtime.points import OperatingPoint
+from offramp.runtime.predictions import Predictions
+
+if TYPE_CHECKING:  # the store needs the extra `online`
+    from offramp.runtime.online.store.control import Decision, Lease, State, Version
+    from offramp.runtime.online.store.labelling import Outcome
+
+_LEASE = 60.0  # seconds that an engine leads without a sign of life
+_SEPARATOR = "/"
+_LOG = 10_000  # decisions that a restart reads
+
+
+class Learning:
+    """What was served and what came of it. Any number of threads may use it.
+
+    calibration: in force, the bundle's own or one made online. version: its number here, 0 for the bundle's own.
+    """
+
+    def __init__(self, online: Online, manifest: Manifest, calibration: Calibration) -> None:
+        """calibration: the bundle's own. Raises StoreError, InputError, RuntimeUnavailable without the extra."""
+        from offramp.runtime.online.store.store import Store
+
+        self._online, self._manifest, self._own = online, manifest, calibration
+        self._store = Store.open(
+            online.where,
+            model=manifest.name,
+            bundle=manifest.digest,
+            exits=len(manifest.exits),
+            classes=manifest.classes,
+        )
+        self._contests: dict[str, Contest] = {}
+        self._looking = Lock()
+        self._leading = f"recalibrate {manifest.name}"
+        self._lease: Lease | None = None
+        self._new_labels = 0
+        self.in_force = (0, calibration)
+        self._begin()
+
+    @property
+    def calibration(self) -> Calibration:
+        return self.in_force[1]
+
+    @property
+    def version(self) -> int:
+        return self.in_force[0]
+
+    def close(self) -> None:
+        """Write what waits, and let go of the store."""
+        with self._looking, suppress(StoreError):
+            if self._lease is not None:
+                self._store.release(self._lease)  # or nobody could lead until it ends
+                self._lease = None
+        self._store.close()
+
+    # ------------------------------------------------------------ rows and labels
+
+    def keep(self, version: int, point: str, out: Predictions, seen: Seen) -> NDArray[Any]:
+        """Keep answered rows; (N,) their ids. Never waits.
+
+        version: under which they were answered. What was cut short, or has no label, gets an id and isn't kept: no
+        rule's threshold has decided about it.
+        """
+        from offramp.runtime.online.store.served import Served
+
+        request = secrets.token_hex(16)
+        ids = np.array([f"{request}{_SEPARATOR}{k}" for k in range(len(out))], dtype=object)
+        rows = np.flatnonzero(~out.involuntary & (out.label >= 0))
+        if len(rows):
+            last = len(seen.score) - 1
+            self._store.append(
+                Served(
+                    request=[request] * len(rows),
+                    row=rows,
+                    time=time.time(),
+                    version=version,
+                    point=point,
+                    exit=out.exit[rows],
+                    abstained=out.abstain[rows],
+                    score=seen.score[:, rows],
+                    logits=[None if z is None else z[rows] for z in seen.logits],
+                    shadow=np.where(out.exit[rows] == last, 1.0, 0.0),
+                )
+            )
+        return ids
+
+    def feedback(self, ids: Sequence[str], labels: ArrayLike, key: str | None = None) -> "list[Outcome]":
+        """Give rows their labels, by number or class name; what became of each.
+
+        ids: as predictions have them. key: whoever sends them. Every so many labels it is looked whether they call for
+        another calibration (see `look`), in the caller's thread. Raises InputError, StoreError.
+        """
+        names = [_name(id, at) for at, id in enumerate(ids)]
+        outcomes = self._store.feedback([name for name, _ in names], [row for _, row in names], labels, key)
+        with self._looking:
+            self._new_labels += outcomes.count("accepted")  # type: ignore[arg-type]
+            due = self._new_labels >= self._online.every
+        if due:
+            self.look()
+        return outcomes
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Forget these rows' whole requests; how many rows that were."""
+        return self._store.delete(sorted({_name(id, at)[0] for at, id in enumerate(ids)}))
+
+    def gauges(self, point: str) -> Gauges:
+        """The figures of an operating point's newest rows. Raises InputError, StoreError."""
+        chosen = self.calibration.point(point)
+        return measure(self.window(point), chosen, version=self.version)
+
+    # ------------------------------------------------------------ looking
+
+    def look(self) -> list[Found]:
+        """Try what the labels so far say, and act on it as the mode says. One engine of several does.
+
+        Returns what was found at each operating point whose candidates were judged. Raises StoreError.
+        """
+        with self._looking:
+            self._new_labels = 0
+            lease = self._lease = self._store.lease(self._leading, self._store.engine, _LEASE)
+            self.follow()
+            state = self._store.state()
+            if lease is None or state.frozen or state.mode == "off":
+                return []
+            found: list[Found] = []
+            for name in self.calibration.points:
+                contest = self._contest(name)
+                looked = contest.look(self.window(name))
+                for one in looked:
+                    if one.decided:
+                        self._act(contest, one, lease)
+                    if one.kind == "accept":
+                        break  # the others were judged against an incumbent that may be none any more
+                found += looked
+                self.follow()
+            return found
+
+    def _act(self, contest: Contest, found: Found, lease: "Lease") -> None:
+        """Log a verdict, and do what the mode says."""
+        from offramp.runtime.online.store.control import Draft
+
+        mode = self._store.state().mode
+        if found.kind != "accept":
+            self._store.decide(found.kind, found.numbers, by=lease)
+        elif mode == "observe":
+            self._store.decide("would accept", found.numbers, by=lease)
+        else:
+            draft = Draft(
+                self._online.recalibrator.method, self._encoded(self._with(found.point)), in_force=mode == "automatic"
+            )
+            self._store.decide("accept" if draft.in_force else "propose", found.numbers, by=lease, draft=draft)
+        contest.end(found)
+
+    def _with(self, point: OperatingPoint) -> Calibration:
+        now = self.calibration
+        provenance = {**now.provenance, ORIGIN: {"base": self._base}}
+        return replace(now, points={**now.points, point.name: point}, provenance=provenance)
+
+    # ------------------------------------------------------------ what is in force
+
+    def follow(self) -> None:
+        """Serve what the newest decision says, whoever made it. Raises StoreError."""
+        version = self._store.state().calibration
+        if version == self.version:
+            return
+        self.in_force = version, self._own if version == 0 else self._decoded(version)
+        self._contests.clear()  # each has another incumbent now
+
+    def state(self) -> "State":
+        """What is in force, and how far it may change by itself."""
+        return self._store.state()
+
+    def versions(self) -> "list[Version]":
+        """All calibrations that were made online, oldest first."""
+        return self._store.versions()
+
+    def decisions(self, limit: int = 100) -> "list[Decision]":
+        """The newest decisions with their numbers, the oldest of them first."""
+        return self._store.decisions(limit)
+
+    def promote(self, version: int, *, by: str) -> None:
+        """Put a version in force; 0 is the bundle's own. by: the person who says so. Raises InputError, StoreError."""
+        self._store.decide("promote", {"version": version}, by=by, calibration=version)
+        with self._looking:
+            self.follow()
+
+    def rollback(self, *, by: str) -> int:
+        """Put in force what was before the version that is now; its number. Raises InputError, StoreError."""
+        now = self._store.state()
+        parents = {one.version: one.parent for one in self._store.versions()}
+        if now.calibration == 0:
+            raise InputError("the bundle's own calibration is in force: there is none before it.")
+        parent = parents[now.calibration]
+        self._store.decide("rollback", {"version": parent}, by=by, revision=now.revision, calibration=parent)
+        with self._looking:
+            self.follow()
+        return parent
+
+    def freeze(self, frozen: bool = True, *, by: str) -> None:
+        """Whether nothing may change by itself. Raises StoreError."""
+        self._store.decide("freeze" if frozen else "unfreeze", {}, by=by, frozen=frozen)
+
+    def _begin(self) -> None:
+        """Take up what the store says, as far as it is about this bundle and its calibration."""
+        state, mode = self._store.state(), self._online.mode
+        changes: dict[str, Any] = {}
+        if state.bundle != self._manifest.digest:
+            changes = {"bundle": self._manifest.digest, "calibration": 0}
+        elif state.calibration and self._base_of(self._decoded(state.calibration)) != self._base:
+            changes = {"calibration": 0}  # the offline job has made another since
+        if mode is not None and mode != state.mode:
+            changes["mode"] = mode
+        if changes:
+            self._store.decide("begin", {"base": self._base}, by=self._store.engine, **changes)
+        self.follow()
+
+    @property
+    def _base(self) -> str:
+        """The bundle's own calibration, in a word."""
+        return f"{self._own.version} of {self._own.created}"
+
+    @staticmethod
+    def _base_of(calibration: Calibration) -> Any:
+        return calibration.provenance.get(ORIGIN, {}).get("base")
+
+    def _encoded(self, calibration: Calibration) -> str:
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        made = encode_calibration(
+            calibration, self._manifest.digest, created=now, producer=f"offramp {own_version()}, online"
+        )
+        return made.decode()
+
+    def _decoded(self, version: int) -> Calibration:
+        document = next(one.document for one in self._store.versions() if one.version == version)
+        return decode_calibration(document.encode(), Path(f"{self._online.where}: version {version}"))
+
+    # ------------------------------------------------------------ contests
+
+    def _contest(self, name: str) -> Contest:
+        """A point's candidates; what the log says of earlier ones counts, so that a restart spends nothing twice."""
+        if name not in self._contests:
+            incumbent = self.calibration.point(name)
+            past = [one.numbers for one in self._store.decisions(_LOG) if one.numbers.get("point") == name]
+            same = [one for one in past if one.get("incumbent") == fitted_on(incumbent)]
+            self._contests[name] = Contest(
+                self._online,
+                incumbent,
+                before=self._before(incumbent),
+                opened=max((one.get("number", 0) for one in same), default=0),
+                selections=max((one.get("selections", 0) for one in past), default=0),
+            )
+        return self._contests[name]
+
+    def _before(self, incumbent: OperatingPoint) -> OperatingPoint | None:
+        """Whose place a point that was made online has taken."""
+        parents = {one.version: one.parent for one in self._store.versions()}
+        version = self.version
+        while version and fitted_on(incumbent) is not None:
+            version = parents[version]
+            point = (self._own if version == 0 else self._decoded(version)).point(incumbent.name)
+            if fitted_on(point) != fitted_on(incumbent):
+                return point
+        return None
+
+    def window(self, point: str) -> Window:
+        """An operating point's newest rows, oldest first. Raises StoreError."""
+        return self._store.window(point=point, limit=self._online.rows)
+
+
+def _name(id: str, at: int) -> tuple[str, int]:
+    request, found, row = id.rpartition(_SEPARATOR) if isinstance(id, str) else ("", "", "")
+    if not found or not row.isdecimal():
+        raise InputError(f"ids[{at}] is {id!r}, expected one of Predictions.ids.")
+    return request, int(row)

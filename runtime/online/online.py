@@ -1,0 +1,48 @@
+"""How a cascade learns from labels that come back."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from offramp.runtime.errors import InputError
+from offramp.runtime.online.recalibrator import Recalibrator
+
+Mode = Literal["off", "observe", "propose", "automatic"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+@dataclass(frozen=True)
+class Online:
+    """Where served rows and labels are kept, and what is done with them.
+
+    where: the path of a SQLite file, which is made if there is none, or postgresql://…. mode: "off" keeps rows and
+    nothing else; "observe" tries candidates and logs what would be done; "propose" leaves the last word to a person;
+    "automatic" puts what the guard accepts in force. None is as the file says, which begins with "observe".
+    recalibrator: which family is fitted, and to how much of the past. every: labels between two looks, which are free:
+    the guard's promise holds however often it is asked. rows: the newest of an operating point that a look reads.
+    share: of the judge rows that one key may have sent.
+
+    With this, blocks run one by one, since every exit's logits are kept: what that costs against the cascade graph
+    depends on the model, and is least where blocks are large.
+    """
+
+    where: str | Path
+    mode: Mode | None = None
+    recalibrator: Recalibrator = field(default_factory=Recalibrator)
+    every: int = 100
+    rows: int = 20_000
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.mode is not None and self.mode not in MODES:
+            raise InputError(f"mode is {self.mode!r}, expected one of {', '.join(MODES)}.")
+        for name in ("every", "rows"):
+            if not getattr(self, name) >= 1:
+                raise InputError(f"{name} is {getattr(self, name)!r}, expected at least 1.")
+        if not 0 < self.share <= 1:
+            raise InputError(f"share is {self.share!r}, expected more than 0 and at most 1.")
+        if self.recalibrator.method in ("cwmcs", "temperature"):
+            raise InputError(
+                f"recalibrator: {self.recalibrator.method} can change the order of rows, which only rows with all "
+                "exits known can judge, and none are kept here: expected rank_preserving or rank_preserving_isotonic."
+            )

@@ -1,0 +1,223 @@
+"""A cascade that keeps what it answers and learns from labels, from the first row to a version in force."""
+
+import numpy as np
+import pytest
+from offramp.runtime import Cascade, InputError, Online, OperatingPoint, sample
+from offramp.runtime.calibration_file import Calibration, write_calibration
+from offramp.runtime.online.recalibrator import Recalibrator
+
+pytest.importorskip("sqlalchemy")
+pytest.importorskip("alembic")
+
+X, Y = sample.heldout()
+NOISE = 0.25  # of all labels are another class: every exit is far too sure of itself
+
+
+@pytest.fixture
+def load(tmp_path):
+    """load(mode=…, …) -> the digits' cascade, keeping its rows in one file; all are closed in the end."""
+    made = []
+
+    def start(bundle=sample.BUNDLE, *, point="free", **online):
+        # Where every row is as good as sure, the power family moves nothing.
+        options = {"every": 100, "recalibrator": Recalibrator("rank_preserving_isotonic"), **online}
+        point = OperatingPoint((2.0, 3.0, float("-inf")), name="free") if point == "free" else point
+        made.append(
+            Cascade.load(
+                bundle, operating_point=point, threads=1, recalibration=Online(tmp_path / "kept.db", **options)
+            )
+        )
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def stream(cascade, rounds, seed=0):
+    """Rows that come back with labels, a quarter of them wrong."""
+    rng = np.random.default_rng(seed)
+    for _ in range(rounds):
+        picks = rng.integers(0, len(X), 100)
+        out = cascade.predict({"x": X[picks]})
+        labels = np.where(rng.random(100) < NOISE, rng.integers(0, 10, 100), Y[picks])
+        assert set(cascade.feedback(list(out.ids), labels.tolist())) == {"accepted"}
+
+
+def kinds(cascade):
+    return [one.kind for one in cascade.recalibration.decisions()]
+
+
+def test_answers_are_those_of_a_cascade_that_keeps_nothing(load):
+    cascade = load()
+    with Cascade.load(sample.BUNDLE, operating_point=cascade.operating_point, threads=1) as plain:
+        ours, its = cascade.predict({"x": X}), plain.predict({"x": X})
+    assert np.array_equal(ours.label, its.label)
+    assert np.array_equal(ours.exit, its.exit)
+    assert np.array_equal(ours.flops, its.flops)
+    assert np.allclose(ours.score, its.score, atol=1e-4)
+    assert len(set(ours.ids)) == len(X)
+    with pytest.raises(InputError, match="aren't kept"):
+        _ = its.ids
+    with pytest.raises(InputError, match="keeps nothing"):
+        plain.feedback(["a/0"], [1])
+
+
+def test_what_every_exit_that_ran_said_is_kept(load, tmp_path):
+    point = OperatingPoint((2.0, 3.0, float("-inf")), name="full")  # the name of one that the bundle has
+    cascade = load(point=point)
+    out = cascade.predict({"x": X})
+    cascade.feedback(list(out.ids), Y.tolist())
+    records = cascade.record({"x": X})
+    gauges = cascade.recalibration.gauges("full")
+    assert (gauges.rows, gauges.labelled) == (len(X), len(X))
+    assert gauges.selective_risk == pytest.approx((out.label != Y).mean())
+    window = cascade.recalibration.window("full")
+    order = np.argsort(window.score[0], kind="stable")
+    mine = np.argsort(records.score[0], kind="stable")
+    ran = np.arange(3)[:, None] <= out.exit[mine]
+    assert np.array_equal(np.isnan(window.score[:, order]), ~ran)
+    assert np.allclose(window.score[:, order][ran], records.score[:, mine][ran], atol=1e-4)
+    z = records.logits[:, mine]
+    assert np.allclose(window.logits[:, order][ran], (z - z.max(axis=-1, keepdims=True))[ran], atol=0.05)
+
+
+def test_labels_by_name_twice_wrong_or_for_nobody(load):
+    cascade = load()
+    ids = cascade.predict({"x": X[:2]}).ids.tolist()
+    assert cascade.feedback(ids[:1], ["3"]) == ["accepted"]
+    assert cascade.feedback(ids[:1], [3]) == ["duplicate"]
+    assert cascade.feedback(ids[:1], [4]) == ["conflicting"]
+    assert cascade.feedback(["nobody/0"], [4]) == ["unknown"]
+    assert cascade.recalibration.delete(ids[:1]) == 2  # both rows of the request
+    assert cascade.feedback(ids[1:], [4]) == ["unknown"]
+    with pytest.raises(InputError, match=r"ids\[1\] is 'x', expected one of Predictions.ids"):
+        cascade.feedback([ids[0], "x"], [1, 1])
+    with pytest.raises(InputError, match=r"labels\[0\] is 'zebra'"):
+        cascade.feedback(ids[:1], ["zebra"])
+
+
+def test_rows_that_no_threshold_let_go_are_not_kept(load):
+    cascade = load(point="full")
+    cut = cascade.predict({"x": X[:5]}, max_exit=0)
+    assert cut.involuntary.all()
+    assert cascade.feedback(cut.ids.tolist(), [0] * 5) == ["unknown"] * 5
+
+
+def test_an_overconfident_point_is_recalibrated_and_nobody_leaves_elsewhere(load):
+    cascade = load(point="full", mode="automatic")
+    before = cascade.predict({"x": X})
+    stream(cascade, 8)
+    assert cascade.recalibration.version >= 1
+    assert "accept" in kinds(cascade)
+    after = cascade.predict({"x": X})
+    assert np.array_equal(after.exit, before.exit)
+    assert np.array_equal(after.label, before.label)
+    assert after.confidence.mean() < before.confidence.mean() - 0.01
+    assert np.array_equal(np.argsort(after.confidence, kind="stable"), np.argsort(before.confidence, kind="stable"))
+    version = cascade.recalibration.version
+    cascade.close()
+
+    again = load(point="full")
+    assert again.recalibration.version == version
+    assert np.array_equal(again.predict({"x": X}).confidence, after.confidence)
+    assert again.recalibration.rollback(by="somebody") == version - 1
+    while again.recalibration.version:
+        again.recalibration.rollback(by="somebody")
+    assert np.array_equal(again.predict({"x": X}).confidence, before.confidence)
+    with pytest.raises(InputError, match="there is none before it"):
+        again.recalibration.rollback(by="somebody")
+    again.recalibration.promote(version, by="somebody")
+    assert np.array_equal(again.predict({"x": X}).confidence, after.confidence)
+
+
+@pytest.mark.parametrize(("mode", "last"), [("off", "begin"), ("observe", "would accept"), ("propose", "propose")])
+def test_other_modes_change_nothing_by_themselves(load, mode, last):
+    cascade = load(point="full", mode=mode)
+    before = cascade.predict({"x": X}).confidence
+    stream(cascade, 6)
+    assert last in kinds(cascade)
+    assert "accept" not in kinds(cascade)
+    assert cascade.recalibration.version == 0
+    assert np.array_equal(cascade.predict({"x": X}).confidence, before)
+    proposed = cascade.recalibration.versions()
+    assert bool(proposed) == (mode == "propose")
+    if proposed:
+        cascade.recalibration.promote(proposed[-1].version, by="somebody")
+        assert cascade.predict({"x": X}).confidence.mean() < before.mean()
+
+
+def test_a_frozen_store_learns_nothing(load):
+    cascade = load(point="full", mode="automatic")
+    cascade.recalibration.freeze(by="somebody")
+    stream(cascade, 6)
+    assert cascade.recalibration.version == 0
+    cascade.recalibration.freeze(False, by="somebody")
+    cascade.recalibration.look()
+    stream(cascade, 6, seed=1)
+    assert cascade.recalibration.version > 0
+
+
+def test_a_restart_spends_no_candidates_level_twice(load):
+    cascade = load(point="full", mode="observe")
+    stream(cascade, 5)
+    numbers = [one.numbers["number"] for one in cascade.recalibration.decisions() if one.kind == "trial"]
+    cascade.close()
+    again = load(point="full", mode="observe")
+    stream(again, 2, seed=1)
+    later = [one.numbers["number"] for one in again.recalibration.decisions() if one.kind == "trial"]
+    assert later[: len(numbers)] == numbers
+    assert later == sorted(set(later))
+    assert len(later) > len(numbers)
+
+
+def test_a_promise_that_is_broken_ends_in_abstention(load):
+    cascade = load(point="fast", mode="automatic")  # promises a selective risk
+    stream(cascade, 8)
+    assert cascade.recalibration.version >= 1
+    accepted = next(one for one in cascade.recalibration.decisions() if one.kind == "accept")
+    assert accepted.numbers["promise_broken"]
+    assert cascade.predict({"x": X}).abstain.all()
+
+
+def test_a_calibration_of_the_offline_job_takes_the_place_of_what_was_learnt(load, tmp_path):
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    for file in sample.BUNDLE.iterdir():
+        if file.is_file():
+            (bundle / file.name).write_bytes(file.read_bytes())
+    cascade = load(bundle, point="full", mode="automatic")
+    stream(cascade, 6)
+    assert cascade.recalibration.version >= 1
+    own = cascade.recalibration.in_force[1]
+    manifest = cascade.manifest
+    cascade.close()
+    new = Calibration({"full": own.point("full")}, version=own.version + 1)
+    write_calibration(bundle, manifest, new, created="2026-11-29T00:00:00+00:00", producer="a test")
+    again = load(bundle, point="full")
+    assert again.recalibration.version == 0
+    assert list(again.recalibration.calibration.points) == ["full"]
+
+
+def test_an_engine_beside_follows(load):
+    leader, follower = load(point="full", mode="automatic"), load(point="full")
+    stream(leader, 6)
+    assert leader.recalibration.version >= 1
+    follower.recalibration.follow()
+    assert np.array_equal(follower.predict({"x": X}).confidence, leader.predict({"x": X}).confidence)
+    assert follower.recalibration.look() == []  # the other leads
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mode": "wild"}, "mode is 'wild'"),
+        ({"every": 0}, "every is 0"),
+        ({"rows": 0}, "rows is 0"),
+        ({"share": 0}, "share is 0"),
+        ({"recalibrator": Recalibrator("cwmcs")}, "cwmcs can change the order"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(options, said):
+    with pytest.raises(InputError, match=said):
+        Online("kept.db", **options)
