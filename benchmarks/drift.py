@@ -19,7 +19,9 @@ import json
 import time
 from dataclasses import dataclass, replace
 from functools import cache
+from multiprocessing import Pool
 from pathlib import Path
+from tempfile import gettempdir
 
 import harness
 import numpy as np
@@ -282,8 +284,9 @@ def mended(runs: list[dict[str, object]], figure: int) -> dict[str, object]:
     values = np.array([[one[side][figure] for side in ("frozen", "ours", "oracle")] for one in runs])
     picks = np.random.default_rng(0).integers(0, len(values), (2000, len(values)))
     means = np.concatenate([values.mean(axis=0)[None], values[picks].mean(axis=1)])
-    ratio = (means[:, 0] - means[:, 1]) / (means[:, 0] - means[:, 2])
-    low, high = np.nanquantile(ratio[1:], [0.025, 0.975])
+    with np.errstate(all="ignore"):
+        ratio = (means[:, 0] - means[:, 1]) / (means[:, 0] - means[:, 2])
+        low, high = np.nanquantile(ratio[1:], [0.025, 0.975])
     frozen, ours, oracle = values.mean(axis=0)
     return {"frozen": frozen, "ours": ours, "oracle": oracle, "mended": ratio[0], "interval": [low, high]}
 
@@ -343,22 +346,25 @@ def picture(runs: dict[str, list[dict[str, object]]], path: Path) -> None:
 
 
 def main() -> None:
-    from multiprocessing import Pool
-    from tempfile import gettempdir
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--calm", type=int, default=200)
     parser.add_argument("--records", type=Path, default=Path(gettempdir()) / "offramp-drift-records.npz")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
+    if given.seeds:
+        drifting(given)
+    if given.calm:
+        unchanged(given)
+
+
+def drifting(given: argparse.Namespace) -> None:
+    """What was mended of each drift, and what the guard says of a temperature that ranks worse."""
     began = time.time()
     drifts = list(populations(given.records))
     jobs = [(given.records, d, f, s) for d in drifts for f in FAMILIES for s in range(given.seeds)]
-    quiet = [(given.records, f, s) for f in FAMILIES for s in range(given.calm)]
     with Pool(given.processes) as pool:
         found = pool.map(one, jobs, chunksize=1)
-        still = pool.map(calm, quiet, chunksize=4)
     runs: dict[str, list[dict[str, object]]] = {}
     for (_, drift, family, _), each in zip(jobs, found, strict=True):
         runs.setdefault(f"{drift}/{family}", []).append(each)
@@ -369,31 +375,32 @@ def main() -> None:
             value = mended(each, figure)
             results[f"{name}/{title}"] = value
             low, high = value["interval"]
-            rows.append(
-                (
-                    name,
-                    title,
-                    *(f"{value[k]:.4f}" for k in ("frozen", "ours", "oracle")),
-                    f"{value['mended']:.3f}",
-                    f"[{low:.3f}, {high:.3f}]",
-                )
-            )
-        results[f"{name}/acceptances"] = [len(one["accepted"]) for one in each]
-        results[f"{name}/accepted"] = each[0]["accepted"]
-        results[f"{name}/refused"] = each[0]["refused"]
-        results[f"{name}/waiting"] = each[0]["waiting"]
+            sides = (f"{value[side]:.4f}" for side in ("frozen", "ours", "oracle"))
+            rows.append((name, title, *sides, f"{value['mended']:.3f}", f"[{low:.3f}, {high:.3f}]"))
+        results[f"{name}/acceptances"] = [len(run["accepted"]) for run in each]
+        results[f"{name}/first stream"] = {key: each[0][key] for key in ("accepted", "refused", "waiting")}
     print(harness.table(rows))
-    for family in FAMILIES:
-        counts = [len(each["accepted"]) for (_, f, _), each in zip(quiet, still, strict=True) if f == family]
-        if counts:
-            two = float(np.mean(np.array(counts) >= 2))
-            results[f"calm/{family}"] = {"streams": len(counts), "acceptances": np.bincount(counts), "two_or_more": two}
-            print(f"no drift, {family}: acceptances {np.bincount(counts).tolist()}, P(≥ 2) = {two:.3f}")
     results["temperature_by_ece"] = told = temperature_by_ece(given.seeds)
     print(f"a temperature that lowers ECE in {told['ece_lower']} of {told['streams']}: {told['accepted']} accepted")
     path = harness.save("drift", results)
     picture(runs, path.with_suffix(".png"))
     print(path)
+
+
+def unchanged(given: argparse.Namespace) -> None:
+    """How often anything is accepted where nothing changes, and whether answers and confidence moved."""
+    jobs = [(given.records, f, s) for f in FAMILIES for s in range(given.calm)]
+    with Pool(given.processes) as pool:
+        found = pool.map(calm, jobs, chunksize=1)
+    results: dict[str, object] = {}
+    for family in FAMILIES:
+        mine = [each for (_, name, _), each in zip(jobs, found, strict=True) if name == family]
+        counts = np.array([len(each["accepted"]) for each in mine])
+        figures = {side: np.mean([each[side] for each in mine], axis=0) for side in ("frozen", "ours")}
+        two = float((counts >= 2).mean())
+        results[family] = {"streams": len(mine), "acceptances": np.bincount(counts), "two_or_more": two, **figures}
+        print(f"no drift, {family}: acceptances {np.bincount(counts).tolist()}, P(≥ 2) = {two:.3f}, {figures}")
+    print(harness.save("drift-calm", results))
 
 
 if __name__ == "__main__":

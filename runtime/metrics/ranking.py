@@ -74,8 +74,8 @@ def paired_auroc(
     times n/(n − 1), n = (Σw)²/Σw².
     """
     a, b = (np.atleast_2d(arrays.numbers(x, name)) for x, name in ((first, "first"), (second, "second")))
-    up = np.atleast_2d(np.asarray(positive))
-    up = arrays.flags(up.reshape(-1), "positive").reshape(up.shape)
+    flat = np.atleast_2d(np.asarray(positive))
+    up = arrays.flags(flat.reshape(-1), "positive").reshape(len(flat), -1)
     if not a.shape == b.shape == up.shape:
         raise InputError(f"first, second, positive: expected one shape, got {a.shape}, {b.shape}, {up.shape}.")
     w = arrays.weights(weights, up.shape[1])

@@ -172,32 +172,31 @@ def judge(
     enough may be known to lose as much (`_rankings`). The score compared is the calibrated one: what a gate on
     calibrated confidence would see.
     """
-    later = window.after(trial.after)
-    labelled = np.flatnonzero(later.answered)
-    in_turn = labelled[np.argsort(later.labelled[labelled], kind="stable")]
-    counted = in_turn[within_share(later.key[in_turn], share)]
-    rows = later.take(np.sort(counted))
-    before = rows.log_odds(incumbent)
-    c, c_new = scores.sigmoid(before), scores.sigmoid(rows.log_odds(candidate))
-    right = rows.correct.astype(np.float64)
+    later = window.time > trial.after
+    labelled = np.flatnonzero(later & window.answered)
+    in_turn = labelled[np.argsort(window.labelled[labelled], kind="stable")]
+    rows = np.sort(in_turn[within_share(window.key[in_turn], share)])
+    before = window.log_odds(incumbent, rows)
+    c, c_new = scores.sigmoid(before), scores.sigmoid(window.log_odds(candidate, rows))
+    right = window.correct[rows].astype(np.float64)
     number = np.searchsorted(trial.edges, before)
-    w = np.minimum(rows.weights, trial.heaviest)
+    w = np.minimum(window.weights[rows], trial.heaviest)
     scale = 2 * float(np.abs(trial.shift).max()) * trial.heaviest
     gains = w * trial.shift[number] * (2 * right - c - c_new) / scale if scale > 0 else np.zeros(len(rows))
     better, worse = log_e_value(gains), log_e_value(-gains)
     needed = -math.log(trial.level)
     passed = better >= needed
-    ranking = _rankings(later, incumbent, candidate) if passed else ()
+    ranking = _rankings(window, later, incumbent, candidate) if passed else ()
     verdict, reason = _verdict(trial, len(rows), scale, better, worse, ranking)
     return Decision(
         verdict=verdict,
         reason=reason,
         number=trial.number,
         rows=len(rows),
-        left_out=len(in_turn) - len(counted),
+        left_out=len(in_turn) - len(rows),
         effective=effective_rows(w),
         after=trial.after,
-        until=float(rows.time[-1]) if len(rows) else trial.after,
+        until=float(window.time[rows[-1]]) if len(rows) else trial.after,
         confce_incumbent=_confce(number, w * (c - right), w),
         confce_candidate=_confce(number, w * (c_new - right), w),
         e_value=_exp(better),
@@ -258,7 +257,9 @@ def _limits(ranking: Ranking) -> str:
 # ---------------------------------------------------------------- the order of rows
 
 
-def _rankings(window: Window, incumbent: OperatingPoint, candidate: OperatingPoint) -> tuple[Ranking, ...]:
+def _rankings(
+    window: Window, later: Bools, incumbent: OperatingPoint, candidate: OperatingPoint
+) -> tuple[Ranking, ...]:
     """ΔEEFP of the open exits but the last whose order of rows may differ from the incumbent's, and of each alone.
 
     On labelled rows with all exits known, each weighing 1/(shadow·asked), in the order in which their labels came.
@@ -274,16 +275,13 @@ def _rankings(window: Window, incumbent: OperatingPoint, candidate: OperatingPoi
     ]
     if not exits:
         return ()
-    known = window.take(window.complete & window.known)
-    turn = np.argsort(known.labelled, kind="stable")
-    everything = np.arange(len(known))
-    right = np.array([scores.top_label(z) == known.label for z in known.logits]).reshape(window.exits, len(known))
-    target = leave_here(right)[exits][:, turn]
+    known = np.flatnonzero(later & window.complete & window.known)
+    known = known[np.argsort(window.labelled[known], kind="stable")]
+    target = leave_here(window.tops[:, known] == window.label[known])[exits]
     old, new = (
-        np.array([known.log_odds_at(j, point.calibrator(j), everything) for j in exits])[:, turn]
-        for point in (incumbent, candidate)
+        np.array([window.log_odds_at(j, point.calibrator(j), known) for j in exits]) for point in (incumbent, candidate)
     )
-    w = known.complete_weights[turn]
+    w = window.complete_weights[known]
     alone = [
         _limit((j,), new[[k]], old[[k]], target[[k]], w, ALPHA)
         for k, j in enumerate(exits)
