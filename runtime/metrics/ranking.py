@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from offramp.runtime import arrays
 from offramp.runtime.arrays import Bools, Floats
+from offramp.runtime.errors import InputError
 from offramp.runtime.metrics import selective
 from offramp.runtime.metrics.intervals import NAN, Ends
 
@@ -65,30 +66,43 @@ def paired_auroc(
 ) -> PairedAuroc:
     """auroc(first) − auroc(second), with DeLong's error: what each row adds to both is compared row by row.
 
-    first, second: (N,) scores, positive: (N,) 0/1, weights: (N,) ≥ 0. NaN when either kind is missing; with one row of
-    a kind alone the error is infinite.
+    first, second: (N,) scores, positive: (N,) 0/1, weights: (N,) ≥ 0. Or (J, N) each, J rankings of the same rows, such
+    as a cascade's exits: then the mean of their differences, each ranking weighing as its negatives do, and rows that
+    move in several rankings count as one row. A ranking that lacks a kind says nothing. NaN when all do; with one row
+    of a kind alone the error is infinite.
     Source: DeLong, DeLong & Clarke-Pearson 1988; with weights each kind's share of the variance is Σw²(V − mean)²/(Σw)²
     times n/(n − 1), n = (Σw)²/Σw².
     """
-    up = arrays.flags(positive, "positive")
-    w = arrays.weights(weights, len(up))
-    w = np.ones(len(up)) if w is None else w
-    kinds = [(up, w[up]), (~up, w[~up])]
-    if not all(mass.sum() > 0 for _, mass in kinds):
+    a, b = (np.atleast_2d(arrays.numbers(x, name)) for x, name in ((first, "first"), (second, "second")))
+    flat = np.atleast_2d(np.asarray(positive))
+    up = arrays.flags(flat.reshape(-1), "positive").reshape(len(flat), -1)
+    if not a.shape == b.shape == up.shape:
+        raise InputError(f"first, second, positive: expected one shape, got {a.shape}, {b.shape}, {up.shape}.")
+    w = arrays.weights(weights, up.shape[1])
+    w = np.ones(up.shape[1]) if w is None else w
+    negatives = (w * ~up).sum(axis=1)
+    used = np.flatnonzero((negatives > 0) & ((w * up).sum(axis=1) > 0))
+    if not len(used):
         return PairedAuroc(NAN, NAN)
-    gap = _placements(first, up, w) - _placements(second, up, w)
-    variance = 0.0
-    for rows, mass in kinds:
-        total, square = float(mass.sum()), float((mass**2).sum())
-        off = gap[rows] - float(mass @ gap[rows]) / total
-        size = total**2 / square
-        variance += float((mass**2) @ off**2) / total**2 * size / (size - 1) if size > 1 + 1e-9 else np.inf
-    return PairedAuroc(float(w[up] @ gap[up] / w[up].sum()), float(np.sqrt(variance)))
+    difference, moved, sure = 0.0, np.zeros(up.shape[1]), True
+    for j in used:
+        share = negatives[j] / negatives[used].sum()
+        gap = _placements(a[j], up[j], w) - _placements(b[j], up[j], w)
+        for rows in (up[j], ~up[j]):
+            mass = w[rows]
+            total = float(mass.sum())
+            size = total**2 / float((mass**2).sum())
+            mean = float(mass @ gap[rows]) / total
+            sure = sure and size > 1 + 1e-9
+            moved[rows] += share * mass * (gap[rows] - mean) / total * np.sqrt(size / max(size - 1, 1e-9))
+        difference += float(share * mean)  # the mean over either kind is the difference
+    return PairedAuroc(difference, float(np.sqrt((moved**2).sum())) if sure else np.inf)
 
 
 def _placements(score: ArrayLike, positive: Bools, w: Floats) -> Floats:
     """(N,) the share of the other kind's weight that a row is on the right side of, ties by half."""
     s = arrays.vector(score, "score", len(positive))
+    # Ties share a group.
     group = np.unique(s, return_inverse=True)[1]
     out = np.empty(len(s))
     for rows, others, sign in ((positive, ~positive, 1.0), (~positive, positive, -1.0)):

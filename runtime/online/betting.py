@@ -19,7 +19,7 @@ from offramp.runtime.arrays import Floats
 from offramp.runtime.errors import InputError
 
 # Of all there is: the best one wins without being known, and costs at most a factor of their number.
-STAKES = np.geomspace(1e-3, 0.98, 40)
+STAKES = np.geomspace(1e-3, 0.98, 24)
 
 
 def log_wealth(gains: ArrayLike) -> Floats:

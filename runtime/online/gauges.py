@@ -58,7 +58,7 @@ def measure(
     odds = known.log_odds(point)
     gap = [_gap(known, j, point) for j in range(window.exits)]
     whole = known.take(known.complete)
-    right = np.array([z.argmax(axis=1) == whole.label for z in whole.logits]).reshape(window.exits, len(whole))
+    right = whole.tops == whole.label
     eefp = metrics.eefp(whole.score.astype(np.float64), right, weights=weights_or_none(whole.complete_weights))
     weight, n, k = tally(known.since(version))
     return Gauges(
@@ -82,7 +82,7 @@ def _gap(known: Window, exit: int, point: OperatingPoint) -> tuple[float, float]
     """ConfCE^corr and ECE of an exit's confidence on the rows that reached it."""
     rows = known.take(known.reached(exit) & ~np.isnan(known.score[exit]))
     confidence = scores.sigmoid(rows.log_odds_at(exit, point.calibrator(exit), np.arange(len(rows))))
-    right = rows.logits[exit].argmax(axis=1) == rows.label
+    right = rows.tops[exit] == rows.label
     w = weights_or_none(rows.weights)
     return metrics.confce_corr(confidence, right, weights=w), metrics.ece(confidence, right, weights=w)
 

@@ -48,17 +48,23 @@ class Trial:
 
 @dataclass(frozen=True)
 class Ranking:
-    """ΔEEFP, candidate − incumbent, at an exit. lower, upper: its limits at `level`, one-sided each.
+    """ΔEEFP, candidate − incumbent, of some exits, each weighing as its negatives do.
 
-    negatives: effective rows that should have gone on. NaN where there are too few of them to say.
+    lower, upper: its limits at `level`, one-sided each; NaN where there are too few negatives to say. negatives:
+    effective rows that should have gone on at one of the exits.
     """
 
-    exit: int
+    exits: tuple[int, ...]
     change: float
     lower: float
     upper: float
     level: float
     negatives: float
+
+    @property
+    def name(self) -> str:
+        """Of which exits, in words."""
+        return f"exit {self.exits[0]}" if len(self.exits) == 1 else f"exits {', '.join(map(str, self.exits))}"
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class Decision:
     rows: judge rows. left_out: labelled rows beyond a key's share, which didn't count. effective: what their weights
     are worth in equal rows. confce_incumbent, confce_candidate: ConfCE of both on the incumbent's bins, on the judge
     rows. e_value: evidence that the candidate is nearer; needed: what it takes. e_value_worse: that it is farther.
-    ranking: where ΔEEFP had to be shown, one entry an exit.
+    ranking: ΔEEFP where it had to be shown, of all exits together and then of each that has negatives enough.
     """
 
     verdict: Verdict
@@ -161,36 +167,36 @@ def judge(
     most alpha, over any number of candidates (numbered, 6α/(π²k²) each) and looks. It rests on labels coming
     independently of t, given the row. A weight above `heaviest` is cut to it.
 
-    A candidate whose order of rows isn't the incumbent's must also show that the EEFP of no exit falls by MARGIN, on
-    later rows with all exits known (`_rankings`). The score compared is the calibrated one: what a gate on calibrated
-    confidence would see.
+    A candidate whose order of rows isn't the incumbent's must also show, on later rows with all exits known, that EEFP
+    doesn't fall by MARGIN: on average over the exits, each weighing as its negatives do, and no exit that has negatives
+    enough may be known to lose as much (`_rankings`). The score compared is the calibrated one: what a gate on
+    calibrated confidence would see.
     """
-    later = window.after(trial.after)
-    labelled = np.flatnonzero(later.answered)
-    in_turn = labelled[np.argsort(later.labelled[labelled], kind="stable")]
-    counted = in_turn[within_share(later.key[in_turn], share)]
-    rows = later.take(np.sort(counted))
-    before = rows.log_odds(incumbent)
-    c, c_new = scores.sigmoid(before), scores.sigmoid(rows.log_odds(candidate))
-    right = rows.correct.astype(np.float64)
+    later = window.time > trial.after
+    labelled = np.flatnonzero(later & window.answered)
+    in_turn = labelled[np.argsort(window.labelled[labelled], kind="stable")]
+    rows = np.sort(in_turn[within_share(window.key[in_turn], share)])
+    before = window.log_odds(incumbent, rows)
+    c, c_new = scores.sigmoid(before), scores.sigmoid(window.log_odds(candidate, rows))
+    right = window.correct[rows].astype(np.float64)
     number = np.searchsorted(trial.edges, before)
-    w = np.minimum(rows.weights, trial.heaviest)
+    w = np.minimum(window.weights[rows], trial.heaviest)
     scale = 2 * float(np.abs(trial.shift).max()) * trial.heaviest
     gains = w * trial.shift[number] * (2 * right - c - c_new) / scale if scale > 0 else np.zeros(len(rows))
     better, worse = log_e_value(gains), log_e_value(-gains)
     needed = -math.log(trial.level)
     passed = better >= needed
-    ranking = _rankings(later, incumbent, candidate) if passed else ()
+    ranking = _rankings(window, later, incumbent, candidate) if passed else ()
     verdict, reason = _verdict(trial, len(rows), scale, better, worse, ranking)
     return Decision(
         verdict=verdict,
         reason=reason,
         number=trial.number,
         rows=len(rows),
-        left_out=len(in_turn) - len(counted),
+        left_out=len(in_turn) - len(rows),
         effective=effective_rows(w),
         after=trial.after,
-        until=float(rows.time[-1]) if len(rows) else trial.after,
+        until=float(window.time[rows[-1]]) if len(rows) else trial.after,
         confce_incumbent=_confce(number, w * (c - right), w),
         confce_candidate=_confce(number, w * (c_new - right), w),
         e_value=_exp(better),
@@ -223,34 +229,43 @@ def _verdict(
         return "refuse", f"The candidate is farther from what happened: {against}."
     if better < needed:
         return "wait", f"Not shown to be nearer to what happened: {numbers}."
-    short = [one for one in ranking if not one.lower > -MARGIN]
-    if not short:
-        kept = f"; EEFP of {len(ranking)} exits falls by less than {MARGIN}" if ranking else ""
-        return "accept", f"The candidate is nearer to what happened: {numbers}{kept}."
-    first = min(short, key=lambda one: (one.change if not math.isnan(one.change) else math.inf, one.exit))
-    if math.isnan(first.lower):
+    if not ranking:
+        return "accept", f"The candidate is nearer to what happened: {numbers}."
+    whole, *single = ranking
+    for one in single:
+        if one.upper < -MARGIN:
+            return "refuse", f"Nearer to what happened ({numbers}), but it ranks rows worse: {_limits(one)}."
+    if math.isnan(whole.lower):
         return "wait", (
-            f"Nearer to what happened ({numbers}), but not shown to keep the order of rows: exit {first.exit} has "
-            f"{first.negatives:.0f} effective rows with all exits known that should go on, {LEAST_NEGATIVES} needed."
+            f"Nearer to what happened ({numbers}), but not shown to keep the order of rows: {whole.negatives:.0f} "
+            f"effective rows with all exits known should have gone on, {LEAST_NEGATIVES} needed."
         )
-    limit = (
-        f"exit {first.exit}'s EEFP changes by {first.change:+.4f}, lower limit {first.lower:+.4f} at level "
-        f"{first.level:.3g}, above {-MARGIN} needed ({first.negatives:.0f} effective negatives)"
+    if whole.lower > -MARGIN:
+        return "accept", f"The candidate is nearer to what happened: {numbers}; {_limits(whole)}."
+    if whole.change < -MARGIN:
+        return "refuse", f"Nearer to what happened ({numbers}), but it ranks rows worse: {_limits(whole)}."
+    return "wait", f"Nearer to what happened ({numbers}), but not shown to keep the order of rows: {_limits(whole)}."
+
+
+def _limits(ranking: Ranking) -> str:
+    return (
+        f"EEFP of {ranking.name} changes by {ranking.change:+.4f}, [{ranking.lower:+.4f}, {ranking.upper:+.4f}] at "
+        f"level {ranking.level:.3g}, {ranking.negatives:.0f} effective negatives, and must not fall by {MARGIN}"
     )
-    if first.change < -MARGIN:
-        return "refuse", f"Nearer to what happened ({numbers}), but it ranks rows worse: {limit}."
-    return "wait", f"Nearer to what happened ({numbers}), but not shown to keep the order of rows: {limit}."
 
 
 # ---------------------------------------------------------------- the order of rows
 
 
-def _rankings(window: Window, incumbent: OperatingPoint, candidate: OperatingPoint) -> tuple[Ranking, ...]:
-    """ΔEEFP where the candidate's order of rows may differ from the incumbent's: open exits but the last.
+def _rankings(
+    window: Window, later: Bools, incumbent: OperatingPoint, candidate: OperatingPoint
+) -> tuple[Ranking, ...]:
+    """ΔEEFP of the open exits but the last whose order of rows may differ from the incumbent's, and of each alone.
 
     On labelled rows with all exits known, each weighing 1/(shadow·asked), in the order in which their labels came.
     Looks are free here, too: the limits are computed when there are 30, 60, 120, … effective negatives, on the rows up
-    to there whenever that is asked, the k-th at level 6·.05/(π²k²); the best of them is the answer.
+    to there whenever that is asked, the k-th at level 6·.05/(π²k²); the best of them is the answer. An exit alone,
+    which can only speak against the candidate, is judged on all rows.
     """
     exits = [
         j
@@ -260,34 +275,40 @@ def _rankings(window: Window, incumbent: OperatingPoint, candidate: OperatingPoi
     ]
     if not exits:
         return ()
-    known = window.take(window.complete & window.known)
-    turn = np.argsort(known.labelled, kind="stable")
-    everything = np.arange(len(known))
-    right = np.array([scores.top_label(z) == known.label for z in known.logits]).reshape(window.exits, len(known))
-    target = leave_here(right)[:, turn]
-    w = known.complete_weights[turn]
-    found = []
-    for j in exits:
-        old, new = (known.log_odds_at(j, point.calibrator(j), everything)[turn] for point in (incumbent, candidate))
-        found.append(_ranking(j, old, new, target[j], w))
-    return tuple(found)
+    known = np.flatnonzero(later & window.complete & window.known)
+    known = known[np.argsort(window.labelled[known], kind="stable")]
+    target = leave_here(window.tops[:, known] == window.label[known])[exits]
+    old, new = (
+        np.array([window.log_odds_at(j, point.calibrator(j), known) for j in exits]) for point in (incumbent, candidate)
+    )
+    w = window.complete_weights[known]
+    alone = [
+        _limit((j,), new[[k]], old[[k]], target[[k]], w, ALPHA)
+        for k, j in enumerate(exits)
+        if effective_rows(w[~target[k]]) >= LEAST_NEGATIVES
+    ]
+    return (_in_stages(tuple(exits), new, old, target, w), *(alone if len(exits) > 1 else ()))
 
 
-def _ranking(exit: int, old: Floats, new: Floats, target: Bools, w: Floats) -> Ranking:
-    weight = np.where(target, 0.0, w)
+def _limit(exits: tuple[int, ...], new: Floats, old: Floats, target: Bools, w: Floats, level: float) -> Ranking:
+    seen = paired_auroc(new, old, target, weights=w)
+    reach = NormalDist().inv_cdf(1 - level) * seen.error
+    negatives = effective_rows(w[~target.all(axis=0)])
+    return Ranking(exits, seen.difference, seen.difference - reach, seen.difference + reach, level, negatives)
+
+
+def _in_stages(exits: tuple[int, ...], new: Floats, old: Floats, target: Bools, w: Floats) -> Ranking:
+    weight = np.where(target.all(axis=0), 0.0, w)
     squares = np.cumsum(weight**2)
     negatives = np.divide(np.cumsum(weight) ** 2, squares, out=np.zeros(len(w)), where=squares > 0)
     total = float(negatives[-1]) if len(w) else 0.0
-    best = Ranking(exit, math.nan, math.nan, math.nan, math.nan, total)
+    best = Ranking(exits, math.nan, math.nan, math.nan, math.nan, total)
     stage, wanted = 1, float(LEAST_NEGATIVES)
-    while total >= wanted and (enough := negatives >= wanted).any():
+    while (enough := negatives >= wanted).any():
         rows = slice(0, int(enough.argmax()) + 1)
-        level = spent(ALPHA, stage)
-        seen = paired_auroc(new[rows], old[rows], target[rows], weights=w[rows])
-        reach = NormalDist().inv_cdf(1 - level) * seen.error
-        lower = seen.difference - reach
+        found = _limit(exits, new[:, rows], old[:, rows], target[:, rows], w[rows], spent(ALPHA, stage))
         # NaN where every row should leave: nothing is then known.
-        if not math.isnan(lower) and not best.lower >= lower:
-            best = Ranking(exit, seen.difference, lower, seen.difference + reach, level, wanted)
+        if not math.isnan(found.lower) and not best.lower >= found.lower:
+            best = found
         stage, wanted = stage + 1, 2 * wanted
     return best

@@ -39,3 +39,18 @@ def test_what_is_not_known_is_not_made_up():
     assert np.isnan(metrics.paired_auroc(score, score, np.ones(4)).difference)
     assert metrics.paired_auroc(score, -score, [1, 1, 1, 0]).error == np.inf
     assert metrics.paired_auroc(score, score, [1, 1, 0, 0]).error == 0
+
+
+def test_several_rankings_of_the_same_rows_are_averaged_by_their_negatives_and_are_no_more_rows():
+    random = np.random.default_rng(0)
+    first, second, positive = drawn(random, 400)
+    once = metrics.paired_auroc(first, second, positive)
+    twice = metrics.paired_auroc([first, first], [second, second], [positive, positive])
+    assert (twice.difference, twice.error) == pytest.approx((once.difference, once.error))
+    other = positive | (random.random(400) < 0.5)
+    mixed = metrics.paired_auroc([first, first], [second, second], [positive, other])
+    alone = metrics.paired_auroc(first, second, other)
+    sizes = (~positive).sum(), (~other).sum()
+    assert mixed.difference == pytest.approx(np.average([once.difference, alone.difference], weights=sizes))
+    only = metrics.paired_auroc([first, first], [second, second], [positive, np.ones(400)])
+    assert only.difference == pytest.approx(once.difference)

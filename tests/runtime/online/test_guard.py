@@ -94,13 +94,21 @@ def test_a_temperature_that_mends_confidence_but_ranks_worse_is_refused_and_says
     assert metrics.ece(new, later.correct) < metrics.ece(old, later.correct)
     assert found.e_value > found.needed
     assert found.verdict == "refuse"
-    assert "ranks rows worse: exit 1's EEFP" in found.reason
-    worst = min(found.ranking, key=lambda one: one.lower)
-    assert worst.change < -guard.MARGIN
+    assert "ranks rows worse: EEFP of exit 1 changes by -0.0" in found.reason
+    assert [one.exits for one in found.ranking] == [(0, 1), (0,), (1,)]
+    assert found.ranking[2].upper < -guard.MARGIN
+    complete = later.take(later.complete)
+    every = np.arange(len(complete))
+    right = np.array([z.argmax(axis=1) == complete.label for z in complete.logits])
+    values = [
+        metrics.eefp(np.stack([complete.log_odds_at(j, p.calibrators[j], every) for j in range(3)]), right)
+        for p in (candidate, incumbent)
+    ]
+    assert [one.change for one in found.ranking[1:]] == pytest.approx((values[0] - values[1])[:2])
 
 
 def test_an_order_that_could_not_be_seen_is_not_accepted(incumbent):
-    trial, window, candidate = on_trial(incumbent, "temperature", 1.5, shadow=0.01, labelled=0.3)
+    trial, window, candidate = on_trial(incumbent, "temperature", 2.5, shadow=0.01, labelled=0.08)
     found = guard.judge(trial, window, incumbent, candidate)
     assert found.verdict == "wait"
     assert "30 needed" in found.reason
