@@ -142,9 +142,10 @@ def let_go(connection: sa.Connection, source: Source, *, rows: int, bytes: int, 
     """Remove the oldest rows until at most so many, of so many bytes, are left, and none from `before`; how many went.
 
     Labels that come for them later are told apart from those for rows that never were, as long as as many others have
-    not gone after them.
+    not gone after them. Until the transaction's end no other engine lets go of rows, or keeps any.
     """
-    have = connection.execute(sa.select(models.c.rows, models.c.bytes).where(models.c.id == source.model)).one()
+    counted = sa.select(models.c.rows, models.c.bytes).where(models.c.id == source.model)
+    have = connection.execute(counted.with_for_update()).one()
     too_many, too_large = have.rows - rows, have.bytes - bytes
     oldest = sa.select(served.c.seq, served.c.size, served.c.time, served.c.request, served.c.row)
     oldest = oldest.where(served.c.model == source.model).order_by(served.c.time, served.c.seq)

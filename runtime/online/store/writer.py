@@ -66,7 +66,7 @@ class Writer:
         """Have it written now, and give its result. Raises StoreError; at once while there is an alarm."""
         done: Future[Any] = Future()
         with self._changed:
-            refused = "the store is closed." if self._closed else self.alarm
+            refused = "the store is closed." if self._closed or not self._thread.is_alive() else self.alarm
             if refused is not None:
                 self.dropped += rows
                 raise StoreError(refused)
