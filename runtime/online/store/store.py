@@ -329,6 +329,8 @@ class Store:
                 bytes=max(limits.bytes - sum(row["size"] for row in new), 0),
                 before=time.time() - limits.days * _DAY,
             )
+            if not tasks:
+                keeping.touch(connection, self._source)
             for rows, group in groupby(zip(works, packed, strict=True), lambda pair: isinstance(pair[0], Served)):
                 if rows:
                     batches = [values for _, values in group]
