@@ -15,6 +15,8 @@ from offramp.runtime.online.store.source import AT_ONCE, Name, Source, find_rows
 
 _MOST_LET_GO = 4096  # rows in one transaction: a limit that was lowered doesn't hold up what is to be kept
 
+_NOBODY = 0
+
 
 def values_of(source: Source, batch: Served) -> list[dict[str, Any]]:
     """A batch's rows as they are inserted. Raises InputError naming the field that doesn't fit."""
@@ -77,6 +79,12 @@ def keep(connection: sa.Connection, source: Source, values: Sequence[Mapping[str
 def _count(connection: sa.Connection, source: Source, rows: int, bytes: int) -> None:
     changed = {"rows": models.c.rows + rows, "bytes": models.c.bytes + bytes}
     connection.execute(sa.update(models).where(models.c.id == source.model).values(changed))
+
+
+def touch(connection: sa.Connection, source: Source) -> None:
+    """Write something, and take it back: whether that can be done is all that is asked."""
+    connection.execute(sa.insert(gone).values(model=source.model, hash=_NOBODY))
+    connection.execute(sa.delete(gone).where(gone.c.model == source.model, gone.c.hash == _NOBODY))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,9 +150,10 @@ def let_go(connection: sa.Connection, source: Source, *, rows: int, bytes: int, 
     """Remove the oldest rows until at most so many, of so many bytes, are left, and none from `before`; how many went.
 
     Labels that come for them later are told apart from those for rows that never were, as long as as many others have
-    not gone after them.
+    not gone after them. Until the transaction's end no other engine lets go of rows, or keeps any.
     """
-    have = connection.execute(sa.select(models.c.rows, models.c.bytes).where(models.c.id == source.model)).one()
+    counted = sa.select(models.c.rows, models.c.bytes).where(models.c.id == source.model)
+    have = connection.execute(counted.with_for_update()).one()
     too_many, too_large = have.rows - rows, have.bytes - bytes
     oldest = sa.select(served.c.seq, served.c.size, served.c.time, served.c.request, served.c.row)
     oldest = oldest.where(served.c.model == source.model).order_by(served.c.time, served.c.seq)

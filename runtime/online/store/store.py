@@ -103,7 +103,7 @@ class Store:
         # Rows whose callers wait for the disk are bounded by their callers.
         rows = 2**62 if limits.durable else limits.unflushed
         self._writer = Writer(self._write, rows=rows, bytes=limits.unflushed_bytes, seconds=limits.seconds)
-        self._end = weakref.finalize(self, _close, self._writer, database)
+        self._end = weakref.finalize(self, _close, self._writer, database, os.getpid())
 
     @classmethod
     def open(
@@ -329,6 +329,8 @@ class Store:
                 bytes=max(limits.bytes - sum(row["size"] for row in new), 0),
                 before=time.time() - limits.days * _DAY,
             )
+            if not tasks:
+                keeping.touch(connection, self._source)
             for rows, group in groupby(zip(works, packed, strict=True), lambda pair: isinstance(pair[0], Served)):
                 if rows:
                     batches = [values for _, values in group]
@@ -391,6 +393,8 @@ def _names(requests: Sequence[str], rows: Sequence[int]) -> list[Name]:
     return [name_of(id, row) for id, row in zip(requests, rows, strict=True)]
 
 
-def _close(writer: Writer, database: Database) -> None:
+def _close(writer: Writer, database: Database, process: int) -> None:
+    if os.getpid() != process:  # a forked child that ends: its parent still writes
+        return
     writer.close()
     database.close()

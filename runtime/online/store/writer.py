@@ -34,8 +34,9 @@ class Writer:
     def __init__(self, write: Callable[[Sequence[Task]], list[Any]], *, rows: int, bytes: int, seconds: float) -> None:
         """write: writes tasks in one transaction, and gives for each a result, or the OfframpError it ended with.
 
-        It may raise StoreError: nothing has been written then. rows, bytes: the most that waits, and so the most that
-        a crash can lose. seconds: the longest that a row waits while the database can be written.
+        Without tasks it is asked whether anything can be written, after an alarm and once an hour. It may raise
+        StoreError: nothing has been written then. rows, bytes: the most that waits, and so the most that a crash can
+        lose. seconds: the longest that a row waits while the database can be written.
         """
         self.alarm: str | None = None
         self.dropped = 0
@@ -66,7 +67,7 @@ class Writer:
         """Have it written now, and give its result. Raises StoreError; at once while there is an alarm."""
         done: Future[Any] = Future()
         with self._changed:
-            refused = "the store is closed." if self._closed else self.alarm
+            refused = "the store is closed." if self._closed or not self._thread.is_alive() else self.alarm
             if refused is not None:
                 self.dropped += rows
                 raise StoreError(refused)
@@ -117,7 +118,7 @@ class Writer:
             try:
                 results = self._write(tasks)
             except StoreError as error:
-                self._failed(tasks, error)
+                self._failed(error)
             except BaseException as error:  # ours to mend, but what waits behind these tasks isn't at fault
                 self._end(tasks, [StoreError(f"writing failed: {error!r}") for _ in tasks])
                 self.drop(sum(task.rows for task in tasks))
@@ -145,12 +146,11 @@ class Writer:
             if task.done is not None:
                 _answer(task.done, result)
 
-    def _failed(self, tasks: Sequence[Task], error: StoreError) -> None:
-        """Who waits is told; rows wait on, unless it all ends here."""
-        told = [task for task in tasks if task.done is not None]
+    def _failed(self, error: StoreError) -> None:
+        """Who waits is told, also if he came during the attempt; rows wait on, unless it all ends here."""
         with self._changed:
             self.alarm, self._retry = str(error), monotonic() + _PATIENCE
-            given_up = list(self._waiting) if self._closed else told
+            given_up = [task for task in self._waiting if self._closed or task.done is not None]
             for task in given_up:
                 self._waiting.remove(task)
                 self._forget(task)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -52,7 +53,7 @@ def server() -> Iterator[str]:
                     time.sleep(0.1)
             yield url
         finally:
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # SIGTERM would wait for those that a failed test left connected
             process.wait()
     finally:
         shutil.rmtree(home, ignore_errors=True)

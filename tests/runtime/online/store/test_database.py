@@ -162,6 +162,19 @@ def test_what_is_missing_is_said_with_the_command_that_brings_it():
     assert '".[online]"' in printed
 
 
+def test_a_server_needs_its_driver_and_that_is_said():
+    code = (
+        "import sys\n"
+        "sys.modules['psycopg'] = None\n"
+        "from offramp.runtime.online.store.database import Database\n"
+        "try:\n    Database('postgresql://user:secret@host/name')\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.startswith("RuntimeUnavailable a store in PostgreSQL needs psycopg")
+    assert '".[postgres]"' in printed
+
+
 def test_many_may_open_a_new_store_at_once(where):
     code = "import sys; sys.path.insert(0, 'tests/support'); from kept_rows import opened; opened(sys.argv[1]).close()"
     started = [subprocess.Popen([sys.executable, "-c", code, where], stderr=subprocess.PIPE) for _ in range(3)]

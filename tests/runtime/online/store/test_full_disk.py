@@ -52,11 +52,46 @@ store.close()
 """
 
 
-def test_a_full_disk_stops_nothing_but_what_is_kept_and_only_as_long_as_it_is_full(tmp_path):
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "store.db")]
+# Nothing waits that would be tried again: only a look at the disk itself can tell.
+QUIET = """
+import resource, sys, time
+sys.path.insert(0, "tests/support")
+from kept_rows import opened, rows
+from offramp.runtime.errors import StoreError
+
+store = opened(sys.argv[1])
+store.append(rows(["first"]))
+store.flush()
+resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+try:
+    store.feedback(["first"], [0], [1])
+except StoreError:
+    print("refused")
+alarms = set()
+for _ in range(30):
+    alarms.add(store.alarm is None)
+    time.sleep(0.1)
+print("all well:", alarms)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+while store.alarm is not None:
+    time.sleep(0.05)
+print(store.feedback(["first"], [0], [1])[0])
+"""
+
+
+def run(program: str, path: Path) -> list[str]:
+    command = [sys.executable, "-c", program, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[4], timeout=300)
     assert done.returncode == 0, done.stderr
-    alarm, *rest = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_an_alarm_lasts_as_long_as_the_disk_is_full_though_nothing_waits(tmp_path):
+    assert run(QUIET, tmp_path / "store.db") == ["refused", "all well: {False}", "accepted"]
+
+
+def test_a_full_disk_stops_nothing_but_what_is_kept_and_only_as_long_as_it_is_full(tmp_path):
+    alarm, *rest = run(PROGRAM, tmp_path / "store.db")
     assert "store.db" in alarm
     assert rest == [
         "dropped: True",

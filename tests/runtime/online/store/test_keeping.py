@@ -1,15 +1,25 @@
 """Rows that were appended are read as they were, until they are let go."""
 
+import os
 import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kept_rows import CLASSES, opened, rows
 from offramp.runtime.errors import StoreError
+from offramp.runtime.online.store.database import Database
 from offramp.runtime.online.store.packing import relative
+from offramp.runtime.online.store.schema import models, served
 from offramp.runtime.online.store.store import Store
+
+ROOT = Path(__file__).parents[4]
 
 
 def test_a_row_comes_back_as_it_was_served(where):
@@ -223,6 +233,63 @@ def test_space_that_nothing_needs_is_given_back(tmp_path):
         for _ in range(12):
             store.flush()
     assert path.stat().st_size < large / 2
+
+
+def test_engines_that_keep_and_let_go_at_once_count_the_same_rows(where):
+    stores = [opened(where, rows=40) for _ in range(3)]
+
+    def serve(store: Store, engine: int) -> None:
+        for k in range(30):
+            store.append(rows([f"{k}-{i}" if i == 0 else f"{engine}-{k}-{i}" for i in range(4)], time=float(k)))
+            store.flush()
+
+    threads = [threading.Thread(target=serve, args=(store, k)) for k, store in enumerate(stores)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kept, gone = (sum(getattr(store.counts, name) for store in stores) for name in ("kept", "let_go"))
+    for store in stores:
+        store.close()
+    database = Database(where)
+    with database.reading() as connection:
+        there = sa.select(sa.func.count(), sa.func.sum(served.c.size)).select_from(served)
+        counted = connection.execute(sa.select(models.c.rows, models.c.bytes)).one()
+        assert counted == connection.execute(there).one()
+        assert 30 < counted.rows <= 40
+        assert counted.rows == kept - gone
+    database.close()
+
+
+def test_what_waits_at_the_interpreters_end_is_written(tmp_path):
+    code = (
+        "import sys; sys.path.insert(0, 'tests/support')\n"
+        "from kept_rows import opened, rows\n"
+        "store = opened(sys.argv[1], seconds=3600)\n"
+        "store.append(rows(['a', 'b']))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "store.db")], check=True, cwd=ROOT)
+    with opened(tmp_path / "store.db") as store:
+        assert len(store.window()) == 2
+
+
+def test_a_forked_child_leaves_its_parents_store_alone(tmp_path):
+    with opened(tmp_path / "store.db") as store:
+        store.append(rows(["a"]))
+        store.flush()
+        child = os.fork()
+        if child == 0:
+            refused = False
+            try:
+                store.flush()
+            except StoreError:
+                refused = True
+            store.close()
+            os._exit(0 if refused else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        store.append(rows(["b"]))
+        store.flush()
+        assert len(store.window()) == 2
 
 
 def test_a_closed_store_says_so_and_answering_goes_on(where):

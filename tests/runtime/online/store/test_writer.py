@@ -182,6 +182,20 @@ def test_a_locked_database_is_an_alarm_that_ends_with_the_lock(tmp_path):
         assert len(store.window()) == 1
 
 
+@pytest.mark.slow
+def test_a_server_that_drops_its_connections_is_an_alarm_at_most_for_a_moment(server):
+    psycopg = pytest.importorskip("psycopg")
+    with psycopg.connect(f"{server}/postgres", autocommit=True) as admin:
+        admin.execute("CREATE DATABASE dropping")
+        with opened(f"{server}/dropping") as store:
+            for k in range(5):
+                store.append(rows([f"r{k}"], time=float(k)))
+                admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'dropping'")
+                until(lambda: store.alarm is None)
+                store.flush()
+                assert len(store.window()) == k + 1
+
+
 def test_a_durable_batch_that_cannot_be_written_is_dropped_and_those_beside_it_too(tmp_path):
     with opened(tmp_path / "store.db", durable=True) as store:
         other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
