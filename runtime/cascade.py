@@ -17,14 +17,13 @@ from offramp.runtime.execution.anytime import exit_by_exit
 from offramp.runtime.execution.call import Call
 from offramp.runtime.execution.executor import Executor, open_executor
 from offramp.runtime.execution.route import Route
-from offramp.runtime.execution.seen import Seen
 from offramp.runtime.execution.stages import plan
 from offramp.runtime.gate import Gate
 from offramp.runtime.inputs import Arrays, check_inputs, rows_of
 from offramp.runtime.online.learning import Learning
 from offramp.runtime.online.online import Online
 from offramp.runtime.points import FULL, OperatingPoint
-from offramp.runtime.predictions import Predictions, Records
+from offramp.runtime.predictions import Predictions, Records, Seen
 from offramp.runtime.preprocess import Preprocessor, Text
 from offramp.runtime.thresholds.rule import reached
 

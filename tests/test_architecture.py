@@ -33,11 +33,11 @@ BELOW = {
     "calibration": ("metrics",),
     "points": ("calibration",),
     "calibration_file": ("bundle", "points"),
-    "online": ("points",),
+    "online": ("calibration_file", "predictions"),
     "gate": ("points", "thresholds"),
     "execution": ("gate", "inputs", "kernels", "predictions"),
     "simulate": ("execution",),
-    "cascade": ("calibration_file", "execution", "records"),
+    "cascade": ("execution", "online", "records"),
     "runtime": ("cascade", "sample"),  # offramp.runtime itself: the names that users import
     "jobs": ("cascade", "plots", "simulate"),
     "export": ("cascade",),

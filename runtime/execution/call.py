@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from offramp.runtime.errors import Stopped
 from offramp.runtime.execution.answers import Answers, Ids
 from offramp.runtime.execution.route import Costs, Route, Step
-from offramp.runtime.execution.seen import Seen
 from offramp.runtime.inputs import Arrays, rows_of
-from offramp.runtime.predictions import Predictions
+from offramp.runtime.predictions import Predictions, Seen
 
 Again = Callable[[str], Predictions]
 """The same call once more, fetching what it didn't: "probabilities" or "routing"."""

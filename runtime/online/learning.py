@@ -15,13 +15,12 @@ from numpy.typing import ArrayLike, NDArray
 from offramp.runtime.bundle import Manifest, own_version
 from offramp.runtime.calibration_file import Calibration, decode_calibration, encode_calibration
 from offramp.runtime.errors import InputError, StoreError
-from offramp.runtime.execution.seen import Seen
 from offramp.runtime.online.contest import ORIGIN, Contest, Found, fitted_on
 from offramp.runtime.online.gauges import Gauges, measure
 from offramp.runtime.online.online import Online
 from offramp.runtime.online.window import Window
 from offramp.runtime.points import OperatingPoint
-from offramp.runtime.predictions import Predictions
+from offramp.runtime.predictions import Predictions, Seen
 
 if TYPE_CHECKING:  # the store needs the extra `online`
     from offramp.runtime.online.store.control import Decision, Lease, State, Version
