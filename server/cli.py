@@ -6,10 +6,11 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from fastapi import FastAPI
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError, OfframpError
 from offramp.server.app import create_app, load
@@ -17,6 +18,7 @@ from offramp.server.connections.draining import BACKLOG, DrainingServer, end_at_
 from offramp.server.settings import Settings
 
 _TRIES = 8  # free ports
+Watch = Callable[[FastAPI], None]
 _METAVARS = {
     "host": "ADDRESS",
     "operating_point": "NAME",
@@ -45,13 +47,16 @@ def _metavar(name: str) -> str:
     return _METAVARS.get(name, "N")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT. Returns the exit code: 0, or 2 after one line that says what is wrong."""
+def run(args: argparse.Namespace, watch: Watch | None = None) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code: 0, or 2 after one line that says what is wrong.
+
+    watch: called with the app before it serves.
+    """
     try:
         settings = Settings.of(**{name: getattr(args, name, None) for name in Settings.model_fields})
         with ExitStack() as stack:
             listeners = [stack.enter_context(one) for one in listen(settings.host, settings.port)]
-            return serve(stack.enter_context(load(settings.bundle, settings)), settings, listeners)
+            return serve(stack.enter_context(load(settings.bundle, settings)), settings, listeners, watch)
     except OfframpError as error:
         print(f"offramp serve: {error}", file=sys.stderr)
         return 2
@@ -114,9 +119,11 @@ def _busy(host: str, port: int, error: OSError) -> InputError:
     return InputError(f"can't listen on {host} port {port}: {error.strerror or error}.")
 
 
-def serve(cascade: Cascade, settings: Settings, listeners: Sequence[socket.socket]) -> int:
+def serve(cascade: Cascade, settings: Settings, listeners: Sequence[socket.socket], watch: Watch | None = None) -> int:
     app = create_app(cascade, settings)
     app.state.engine.measure()
+    if watch is not None:
+        watch(app)
     try:
         # Two sockets may be bound to one address as long as neither listens: the second is told here.
         for listener in listeners:
