@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from fastapi import FastAPI
@@ -118,8 +117,8 @@ def main(arguments: Sequence[str]) -> int:
     recorders: list[Recorder] = []
 
     def watch(app: FastAPI) -> None:
-        build: Any = app.build_middleware_stack
-        app.build_middleware_stack = lambda: _Numbered(build())  # type: ignore[method-assign]
+        build = app.state.in_front
+        app.state.in_front = lambda asked: _Numbered(build(asked))
         recorders.append(Recorder(app.state.engine))
 
     code = cli.run(args, watch)
