@@ -1,22 +1,22 @@
 """Simulated against measured latencies, at loads that the simulator wasn't fitted on.
 
-    python benchmarks/simulator.py [--shares 0.3 0.55 0.75] [--points fast full] [--seconds 8] [--no-save]
+    python benchmarks/simulator.py [--samples intents digits] [--points fast full] [--shares 0.3 0.5 0.7] [--turns 3]
 
-The sample of intents: `offramp bench bundle data --simulate` and, right after it, `offramp serve` under the same open
-loops. Shares are of what 64 connections carry in the simulation, so that nothing of the measured run enters it. How
-of the machine others took meanwhile is printed: on a machine that does something else neither is worth anything.
+For each sample model and point: `offramp bench bundle data --simulate` and, right after it, `offramp serve` under the
+same open loops, several turns of each. Shares are of what 64 connections carried when the simulator measured, so that
+nothing of the measured run enters it. Measured is the median over turns, and how far turns are apart is printed: nearer
+than two measured runs are to each other the simulated one can't be.
 """
 
 import argparse
 import json
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 from harness import save, table
 from offramp.runtime import sample
-from offramp.server.load.arrivals import Closed, Poisson, poisson
+from offramp.server.load.arrivals import Poisson, poisson
 from offramp.server.load.clients import clients
 from offramp.server.load.connection import resolve
 from offramp.server.load.requests import PREDICT, bodies, post, read_rows
@@ -25,79 +25,83 @@ from offramp.server.load.target import target
 from offramp.server.simulating.simulate import simulate_bench
 
 QUANTILES = (0.5, 0.9, 0.99)
+NAMES = [f"p{q * 100:.0f}_ms" for q in QUANTILES]
 
 
-class Others:
-    """The share of all cores that processes other than ours take; Linux only."""
-
-    def __enter__(self) -> "Others":
-        self._before = self._read()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        idle, total = (b - a for a, b in zip(self._before, self._read(), strict=True))
-        self.idle = idle / max(total, 1)
-
-    @staticmethod
-    def _read() -> tuple[int, int]:
-        values = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-        return values[3] + values[4], sum(values)
+def bundle_and_data(name: str, scratch: Path) -> tuple[Path, Path]:
+    if name == "digits":
+        x, labels = sample.heldout()
+        np.savez(scratch / "rows.npz", x=x, labels=labels)
+        return Path(sample.BUNDLE), scratch / "rows.npz"
+    bundle, data = sample.intents(scratch / name), scratch / "rows.jsonl"
+    rows, _ = sample.sentences()
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text, _ in rows), encoding="utf-8")
+    return bundle, data
 
 
-def measure(bundle: Path, data: Path, point: str, rates: list[float], seconds: float) -> list[dict[str, float]]:
-    found = []
+def measure(
+    bundle: Path, data: Path, point: str, rates: list[float], seconds: float, turns: int
+) -> dict[float, list[list[float]]]:
+    """By rate, a list a turn: milliseconds at each quantile."""
+    found: dict[float, list[list[float]]] = {rate: [] for rate in rates}
     with served(bundle) as server, clients(1) as own:
         known = target(server.url)
         sent = bodies(read_rows(data, known).instances, 1, point)
         host = known.url.removeprefix("http://")
         own.ask_with({point: [post(host, PREDICT, body) for body in sent]}, resolve(known.host, known.port))
-        own.closed(point, 16, seconds=1.0, warm=0.0)
-        for rate in rates:
-            arrivals = poisson(rate, 1.0 + seconds, 1)
-            with Others() as others:
-                one = own.open(point, arrivals, seconds=seconds, warm=1.0)
-            found.append({f"p{q * 100:.0f}_ms": one.ms(q) for q in QUANTILES} | {"idle": others.idle})
+        own.closed(point, 64, seconds=1.0, warm=0.0)
+        for turn in range(turns):
+            for rate in rates:
+                one = own.open(point, poisson(rate, 0.5 + seconds, [1, turn]), seconds=seconds, warm=0.5)
+                found[rate].append([one.ms(q) for q in QUANTILES])
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.3, 0.55, 0.75])
+    parser.add_argument("--samples", nargs="+", default=["intents", "digits"])
     parser.add_argument("--points", nargs="+", default=["fast", "full"])
-    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.3, 0.5, 0.7])
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--no-save", action="store_true")
     options = parser.parse_args()
-    shown = [("point", "requests/s", *(f"p{q * 100:.0f} simulated, measured ms" for q in QUANTILES), "ratios", "idle")]
+    headings = (f"{name[:-3]} simulated, measured ms" for name in NAMES)
+    shown = [("sample", "point", "requests/s", *headings, "ratios", "p99 of the turns")]
     results = []
-    with tempfile.TemporaryDirectory() as scratch:
-        bundle, data = sample.intents(Path(scratch) / "intents"), Path(scratch) / "rows.jsonl"
-        rows, _ = sample.sentences()
-        data.write_text("".join(json.dumps({"text": text}) + "\n" for text, _ in rows), encoding="utf-8")
-        for point in options.points:
-            began = time.perf_counter()
-            loads = [Closed(64), *(Poisson(share=share) for share in options.shares)]
-            found = simulate_bench(bundle, data, points=[point], loads=loads, client=True)
-            print(f"{point}: {time.perf_counter() - began:.1f} s to simulate;", found.about["measured"], flush=True)
-            lines = [line for line in found.times if line["kind"] == "poisson"]
-            real = measure(bundle, data, point, [line["rate"] for line in lines], options.seconds)
-            for line, one in zip(lines, real, strict=True):
-                ratios = {name: line[name] / one[name] for name in one if name != "idle"}
-                results.append({"simulated": line, "measured": one, "ratios": ratios})
-                shown.append(
-                    (
-                        point,
-                        f"{line['rate']:.0f}",
-                        *(f"{line[name]:.2f}, {one[name]:.2f}" for name in ratios),
-                        " ".join(f"{value:.2f}" for value in ratios.values()),
-                        f"{one['idle']:.0%}",
+    for name in options.samples:
+        with tempfile.TemporaryDirectory() as scratch:
+            bundle, data = bundle_and_data(name, Path(scratch))
+            for point in options.points:
+                loads = [Poisson(share=share) for share in options.shares]
+                found = simulate_bench(bundle, data, points=[point], loads=loads)
+                print(f"{name} {point}: {found.about['measured']}", flush=True)
+                print("faster than real time:", round(found.about["faster_than_real_time"]), flush=True)
+                rates = [line["rate"] for line in found.times]
+                real = measure(bundle, data, point, rates, options.seconds, options.turns)
+                for line in found.times:
+                    turns = real[line["rate"]]
+                    usual = np.median(turns, axis=0).tolist()
+                    ratios = [line[each] / value for each, value in zip(NAMES, usual, strict=True)]
+                    measured = dict(zip(NAMES, usual, strict=True))
+                    results.append(
+                        {"sample": name, "simulated": line, "measured": measured, "turns": turns, "ratios": ratios}
                     )
-                )
-            print("faster than real time:", round(found.about["faster_than_real_time"]))
+                    shown.append(
+                        (
+                            name,
+                            point,
+                            f"{line['rate']:.0f}",
+                            *(f"{line[each]:.2f}, {value:.2f}" for each, value in measured.items()),
+                            " ".join(f"{value:.2f}" for value in ratios),
+                            " ".join(f"{turn[-1]:.1f}" for turn in turns),
+                        )
+                    )
     print(table(shown))
-    worst = np.abs(np.log([[one["ratios"]["p50_ms"], one["ratios"]["p99_ms"]] for one in results])).max()
-    print(f"p50 and p99 are within {np.exp(worst) - 1:.0%}")
+    off = np.array([[max(one["ratios"][k], 1 / one["ratios"][k]) - 1 for k in (0, 2)] for one in results])
+    print(f"p50 and p99 are within {off.max():.0%}; {(off <= 0.25).mean():.0%} of them within 25%")
     if not options.no_save:
-        print(save("simulator", results))
+        print(save("-".join(["simulator", *options.samples, *options.points]), results))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,6 +20,7 @@ from offramp.server.connections.workers import serve_together
 from offramp.server.settings import Settings
 
 _TRIES = 8  # free ports
+Watch = Callable[[FastAPI], None]
 _METAVARS = {
     "host": "ADDRESS",
     "operating_point": "NAME",
@@ -48,15 +49,18 @@ def _metavar(name: str) -> str:
     return _METAVARS.get(name, "N")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT. Returns the exit code: 0, or 2 after one line that says what is wrong."""
+def run(args: argparse.Namespace, watch: Watch | None = None) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code: 0, or 2 after one line that says what is wrong.
+
+    watch: called with the app before it serves.
+    """
     try:
         settings = Settings.of(**{name: getattr(args, name, None) for name in Settings.model_fields})
         with ExitStack() as stack:
             listeners = [stack.enter_context(one) for one in listen(settings.host, settings.port)]
             if settings.workers > 1:
                 return serve_together(serve, settings.of_a_worker(available_threads()), listeners)
-            return serve(settings, listeners)
+            return serve(settings, listeners, watch=watch)
     except OfframpError as error:
         print(f"offramp serve: {error}", file=sys.stderr)
         return 2
@@ -119,11 +123,15 @@ def _busy(host: str, port: int, error: OSError) -> InputError:
     return InputError(f"can't listen on {host} port {port}: {error.strerror or error}.")
 
 
-def serve(settings: Settings, listeners: Sequence[socket.socket], greets: bool = True) -> int:
+def serve(
+    settings: Settings, listeners: Sequence[socket.socket], greets: bool = True, watch: Watch | None = None
+) -> int:
     """Serve until a signal. greets: whether it says where it listens. Returns the exit code."""
     with load(settings.bundle, settings) as cascade:
         app = create_app(cascade, settings)
         app.state.engine.measure()
+        if watch is not None:
+            watch(app)
         try:
             # Two sockets may be bound to one address as long as neither listens: the second is told here.
             for listener in listeners:

@@ -20,7 +20,7 @@ from offramp.runtime.jobs.benching.page import page
 # What goes with a server only, and what without one only, as argparse names them.
 _LOADED = ("connections", "rate", "trace", "rows", "turns", "client", "processes", "seed")
 _PLAIN = ("pace", "html")
-_SIMULATED = ("lanes", "batching", "max_queued_rows", "request_ms", "client_here")
+_SIMULATED = ("lanes", "batching", "max_queued_rows", "measured_seconds")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,13 +89,10 @@ def _add_simulation(group: Any) -> None:
     group.add_argument("--batching", metavar="HOW", help="auto, graph or stages (default: auto)")
     group.add_argument("--max-queued-rows", type=int, metavar="N", help="rows that may wait in all (default: 65536)")
     group.add_argument(
-        "--request-ms",
+        "--measured-seconds",
         type=float,
-        metavar="MS",
-        help="what a request costs beside its batch (default: measured, by asking a real server)",
-    )
-    group.add_argument(
-        "--client-here", action="store_true", help="the client shares the machine with the server, as under --load"
+        metavar="S",
+        help="about how long a server is measured first, all points together (default: 45)",
     )
 
 
@@ -187,11 +184,11 @@ def _simulated(args: argparse.Namespace) -> int:
     job, arrivals, text = _server_rooms("simulating.simulate", "load.arrivals", "simulating.describe")
     given = {
         name: getattr(args, name)
-        for name in ("seconds", "rows", "seed", "lanes", "threads", "batching", "max_queued_rows", "request_ms")
+        for name in ("seconds", "rows", "seed", "lanes", "threads", "batching", "max_queued_rows", "measured_seconds")
         if getattr(args, name) is not None
     }
     loads = _loads(args, (), arrivals) or job.LOADS
-    # As for Ctrl-C: the server that is asked for what a request costs is ended, whoever ends this.
+    # As for Ctrl-C: the server that is measured is ended, whoever ends this.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with bar("simulations") as progress:
         found = job.simulate_bench(
@@ -199,7 +196,6 @@ def _simulated(args: argparse.Namespace) -> int:
             args.data,
             points=args.operating_point,
             loads=loads,
-            client=args.client_here,
             progress=progress,
             **given,
         )

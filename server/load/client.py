@@ -22,20 +22,25 @@ class Tally:
     """What came of the requests that count.
 
     seconds: of the time that counts. carried: requests answered with 2xx within it. latencies: seconds; of those that
-    got no answer in time it is how long they were waited for. outcomes: how many by status, or by what went wrong.
-    busy: the share of a core that the client took.
+    got no answer in time it is how long they were waited for. due, numbers: of the same requests: when each was due,
+    by time.monotonic, and which one it was. outcomes: how many by status, or by what went wrong. busy:
+    the share of a core that the client took.
     """
 
     seconds: float
     carried: int = 0
     latencies: "array[float]" = field(default_factory=lambda: array("d"))
+    due: "array[float]" = field(default_factory=lambda: array("d"))
+    numbers: "array[int]" = field(default_factory=lambda: array("q"))
     outcomes: Counter[str] = field(default_factory=Counter)
     busy: float = 0.0
 
-    def add(self, outcome: str, latency: float) -> None:
+    def add(self, outcome: str, due: float, number: int) -> None:
         self.outcomes[outcome] += 1
         if outcome[0] == "2" or outcome in (TIMED_OUT, UNANSWERED):
-            self.latencies.append(latency)
+            self.latencies.append(now() - due)
+            self.due.append(due)
+            self.numbers.append(number)
 
 
 def closed_loop(
@@ -55,7 +60,7 @@ def closed_loop(
     don't count, unless they have been since before the counting began: those are unanswered.
     """
     tally = Tally(seconds)
-    order = cycle([*requests[first % len(requests) :], *requests[: first % len(requests)]])
+    order = cycle([*range(first % len(requests), len(requests)), *range(first % len(requests))])
     begin = max(begin, now())  # a process that comes late has as much time as the others
     counted = begin + warm
     end = counted + seconds
@@ -68,40 +73,44 @@ def closed_loop(
             spent.look(time_)
             while paused and paused[0][0] <= time_:
                 client = paused.popleft()[1]
-                if (failed := client.send(next(order), now())) is not None:
-                    _count(tally, failed, client.begun, counted)
+                if (failed := _send(client, requests, next(order))) is not None:
+                    _count(tally, failed, client, counted)
                     paused.append((time_ + _PAUSE, client))
             until = min(end, swept + _SWEEP, paused[0][0] if paused else end)
             for key, mask in selector.select(max(0.0, until - time_)):
                 client = key.data
                 if (outcome := client.handle(mask)) is None:
                     continue
-                _count(tally, outcome, client.begun, counted)
+                _count(tally, outcome, client, counted)
                 if outcome[0].isdigit():
-                    failed = client.send(next(order), now())
+                    failed = _send(client, requests, next(order))
                     if failed is None:
                         continue
-                    _count(tally, failed, client.begun, counted)
+                    _count(tally, failed, client, counted)
                 paused.append((now() + _PAUSE, client))
             if time_ - swept >= _SWEEP:
                 swept = time_
                 for client in clients:
                     if client.busy and time_ - client.begun > timeout:
-                        _count(tally, TIMED_OUT, client.begun, counted)
+                        _count(tally, TIMED_OUT, client, counted)
                         client.close()
                         paused.append((time_ + _PAUSE, client))
         tally.busy = spent.share()
         for client in clients:
             if client.busy and client.begun < counted:
-                tally.add(UNANSWERED, now() - client.begun)
+                tally.add(UNANSWERED, client.begun, client.number)
     return tally
 
 
-def _count(tally: Tally, outcome: str, begun: float, counted: float) -> None:
-    done = now()
-    if done < counted:
+def _send(client: Connection, requests: Sequence[bytes], number: int) -> str | None:
+    client.number = number
+    return client.send(requests[number], now())
+
+
+def _count(tally: Tally, outcome: str, client: Connection, counted: float) -> None:
+    if now() < counted:
         return
-    tally.add(outcome, done - begun)
+    tally.add(outcome, client.begun, client.number)
     if outcome[0] == "2":
         tally.carried += 1
 
@@ -134,11 +143,10 @@ def open_loop(
     waiting: deque[tuple[float, int]] = deque()
     sent = busy = 0
 
-    def finish(outcome: str, due: float) -> None:
+    def finish(outcome: str, due: float, number: int) -> None:
         if due >= counted:
-            done = now()
-            tally.add(outcome, done - due)
-            if outcome[0] == "2" and done < end:
+            tally.add(outcome, due, number)
+            if outcome[0] == "2" and now() < end:
                 tally.carried += 1
 
     with _selector() as selector:
@@ -159,24 +167,25 @@ def open_loop(
                 else:
                     client = Connection(selector, address)
                     clients.append(client)
+                client.number = number
                 if (failed := client.send(requests[number % count], due)) is None:
                     busy += 1
                 else:
-                    finish(failed, due)
+                    finish(failed, due, number)
                     idle.append(client)
             until = begin + arrivals[sent] if sent < len(arrivals) else given_up
             for key, mask in _select(selector, until - now()):
                 client = key.data
                 if (outcome := client.handle(mask)) is not None:
-                    finish(outcome, client.begun)
+                    finish(outcome, client.begun, client.number)
                     busy -= 1
                     idle.append(client)
         tally.busy = spent.share()
         for client in clients:
             if client.busy:
-                finish(TIMED_OUT, client.begun)
-        for due, _ in waiting:
-            finish(TIMED_OUT, due)
+                finish(TIMED_OUT, client.begun, client.number)
+        for due, number in waiting:
+            finish(TIMED_OUT, due, number)
     return tally
 
 

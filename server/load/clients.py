@@ -6,12 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 import numpy as np
-from offramp.runtime.arrays import Floats
+from offramp.runtime.arrays import Floats, Ints
 from offramp.runtime.arrays.cores import usable_cores
 from offramp.runtime.errors import OfframpError
 from offramp.server.load.client import Tally, closed_loop, open_loop
@@ -32,7 +32,7 @@ class Measured:
 
     carried: requests answered with 2xx in those seconds. outcomes: how many by status, or by what went wrong. busy: the
     share of a core that the busiest client process took. client: which one it was. quantiles_ms: of another program's
-    latencies, which are its own to count.
+    latencies, which are its own to count. due, numbers: (n,) as `Tally` has them, by our own client.
     """
 
     seconds: float
@@ -42,6 +42,8 @@ class Measured:
     busy: float
     client: str = OWN
     quantiles_ms: dict[float, float] | None = None
+    due: Floats = field(default_factory=lambda: np.zeros(0))
+    numbers: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def ms(self, quantile: float) -> float:
         """NaN where nothing was answered."""
@@ -99,6 +101,8 @@ class Clients:
             np.concatenate([np.asarray(tally.latencies, np.float64) for tally in tallies]) * 1e3,
             dict(outcomes),
             max(tally.busy for tally in tallies),
+            due=np.concatenate([np.asarray(tally.due, np.float64) for tally in tallies]),
+            numbers=np.concatenate([np.asarray(tally.numbers, np.int64) for tally in tallies]),
         )
 
 

@@ -30,10 +30,14 @@ def _failed(error: OSError) -> str:
 class Connection:
     """Sends one request at a time. `handle` is called with what the selector saw, until it tells an outcome.
 
-    begun: when its request was due, in the caller's clock. busy: whether an answer is outstanding.
+    begun: when its request was due, in the caller's clock. number: which one it is, the caller's to say. busy: whether
+    an answer is outstanding.
     """
 
-    __slots__ = ("_address", "_answer", "_close", "_mask", "_need", "_rest", "_selector", "_sock", "begun", "busy")
+    __slots__ = (
+        *("_address", "_answer", "_close", "_mask", "_need", "_rest", "_selector", "_sock"),
+        *("begun", "busy", "number"),
+    )
 
     def __init__(self, selector: selectors.BaseSelector, address: Address) -> None:
         self._selector, self._address = selector, address
@@ -42,7 +46,7 @@ class Connection:
         self._answer = b""
         self._need = self._mask = 0
         self._close = self.busy = False
-        self.begun = 0.0
+        self.begun, self.number = 0.0, 0
 
     def send(self, request: bytes, begun: float) -> str | None:
         """Send it, or as much as goes at once. Returns an outcome only if it has failed already."""

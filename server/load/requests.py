@@ -108,7 +108,7 @@ def bodies(instances: Sequence[bytes], rows: int, point: str) -> list[bytes]:
     return [b'{"instances":[' + b",".join(order[k : k + rows]) + tail for k in range(0, len(order) - rows + 1, rows)]
 
 
-def post(host: str, path: str, body: bytes, kind: str = "application/json") -> bytes:
-    """A whole request on a connection that is kept. host: as the Host header says it."""
-    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+def post(host: str, path: str, body: bytes, kind: str = "application/json", headers: str = "") -> bytes:
+    """A whole request on a connection that is kept. host: as the Host header says it. headers: more, each a line."""
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}{headers}\r\n".encode() + body

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from offramp.runtime.errors import OfframpError
 
+SERVE = ("offramp.runtime.cli", "serve")
 _PATIENCE = 60.0  # seconds for the server to come up
 
 
@@ -33,13 +34,16 @@ def serving(bundle: str | Path, *, port: int = 0, options: Sequence[str] = ()) -
 
 
 @contextmanager
-def served(bundle: str | Path, *, port: int = 0, options: Sequence[str] = ()) -> Iterator[Served]:
+def served(
+    bundle: str | Path, *, port: int = 0, options: Sequence[str] = (), command: Sequence[str] = SERVE
+) -> Iterator[Served]:
     """A server of that bundle, ready to answer; it is ended in any case.
 
-    port: 0 for a free one. options: more arguments of `offramp serve`. Raises OfframpError if it doesn't come up.
+    port: 0 for a free one. options: more arguments of `offramp serve`. command: what takes these arguments. Raises
+    OfframpError if it doesn't come up.
     """
     port = _free_port(port)
-    command = [sys.executable, "-m", "offramp.runtime.cli", "serve", str(bundle), "--port", str(port), *options]
+    command = [sys.executable, "-m", *command, str(bundle), "--port", str(port), *options]
     address = f"http://127.0.0.1:{port}"
     # A file, for nobody reads while the load runs: a full pipe would stop the server.
     with tempfile.TemporaryFile() as errors, _ended(subprocess.Popen(command, stdout=errors, stderr=errors)) as process:

@@ -18,9 +18,9 @@ from offramp.server.errors import QueueFull
 from offramp.server.scheduling.dispatch import Dispatch
 from offramp.server.scheduling.job import Rows
 from offramp.server.scheduling.outcome import Outcome
-from offramp.server.scheduling.processors import Processors
 from offramp.server.scheduling.scheduler import Batch, Place, Waiting, Way
 
+Do = Callable[[], None]
 Seconds = Callable[[Batch, Outcome, int], float]
 """How long a batch takes: the batch, what becomes of it, and how many lanes are busy with it among them."""
 
@@ -79,26 +79,22 @@ class Simulation:
         *,
         max_queued_rows: int = 65_536,
         told: Callable[[Any, Any, float], None] | None = None,
-        ran: Callable[[Batch, Outcome], None] | None = None,
-        cores: float = math.inf,
-        demand: float = 1.0,
-        disturbance: float = 0.0,
+        rouse: Callable[[bool, Do], None] | None = None,
     ) -> None:
-        """told: called with a job, the ids of its rows that have just been answered, and the time. ran: called with
-        each batch that has. cores: that lanes share, with whatever else is started on `processors`; demand: how many
-        a batch keeps busy; disturbance: as `Processors` has it. Where they don't suffice, batches take longer than
-        `seconds`.
+        """told: called with a job, the ids of its rows that have just been answered, and the time. rouse: called for
+        each lane that has something to do, with whether it slept, otherwise it has just ended a batch, and with what
+        is to be called when it begins; lanes begin at once without it.
         """
-        self._told, self._ran, self._demand = told or _note, ran, demand
+        self._told, self._rouse = told or _note, rouse
         self.dispatch = Dispatch(max_queued_rows)
         self.now = 0.0
         self.batches: list[tuple[float, float, Batch]] = []  # when it began, when it ended, what it was
-        self._seconds, self._lanes, self._busy = seconds, lanes, 0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._seconds, self._lanes = seconds, lanes
+        self._busy = self._waking = 0
+        self._events: list[tuple[float, int, Do]] = []
         self._numbers = itertools.count()
-        self.processors = Processors(self, cores, disturbance)
 
-    def at(self, when: float, do: Callable[[], None]) -> None:
+    def at(self, when: float, do: Do) -> None:
         """Have something done at a time."""
         heapq.heappush(self._events, (when, next(self._numbers), do))
 
@@ -120,33 +116,50 @@ class Simulation:
 
     def run(self) -> None:
         """Until nothing happens any more."""
-        while self._events:
-            self.now, _, do = heapq.heappop(self._events)
+        events = self._events
+        while events:
+            self.now, _, do = heapq.heappop(events)
             do()
-            if not self._events or self._events[0][0] > self.now:
-                self._start()
+            if not events or events[0][0] > self.now:
+                self._wake()
 
-    def _start(self) -> None:
-        """Idle lanes take what there is."""
-        while self._busy < self._lanes and (taken := self.dispatch.take(self.now)) is not None:
-            batch, _ = taken
-            self._busy += 1
-            outcome: Outcome = batch.place.way.run(batch)
-            seconds = self._seconds(batch, outcome, self._busy)
-            ended = partial(self._end, len(self.batches), outcome)
-            self.batches.append((self.now, math.nan, batch))
-            self.processors.start(seconds, self._demand, ended)
+    def _wake(self) -> None:
+        """Idle lanes see to what waits: one for each row, as the engine wakes one for each request."""
+        for _ in range(self._lanes - self._busy - self._waking):
+            if self._waking >= len(self.dispatch):
+                return
+            self._call(True)
+
+    def _call(self, slept: bool) -> None:
+        self._waking += 1
+        if self._rouse is None:
+            self._begin()
+        else:
+            self._rouse(slept, self._begin)
+
+    def _begin(self) -> None:
+        """An idle lane takes what is next."""
+        self._waking -= 1
+        taken = self.dispatch.take(self.now)
+        if taken is None:
+            return
+        batch, _ = taken
+        self._busy += 1
+        outcome: Outcome = batch.place.way.run(batch)
+        self.batches.append((self.now, math.nan, batch))
+        ended = partial(self._end, len(self.batches) - 1, outcome)
+        self.at(self.now + self._seconds(batch, outcome, self._busy), ended)
 
     def _end(self, number: int, outcome: Outcome) -> None:
         self._busy -= 1
         began, _, batch = self.batches[number]
         self.batches[number] = began, self.now, batch
         self.dispatch.ran(batch, outcome, began, self.now)
-        if self._ran is not None:
-            self._ran(batch, outcome)
         for job, ids in outcome.settled:
             if not job.over():
                 self._told(job, ids, self.now)
+        if self._rouse is not None and self._waking < len(self.dispatch):
+            self._call(False)
 
 
 class SimulatedWay:

@@ -1,240 +1,183 @@
 """One load at one operating point, simulated."""
 
 import math
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from offramp.runtime.arrays import Floats
-from offramp.server.scheduling.job import Rows
 from offramp.server.scheduling.outcome import Outcome
-from offramp.server.scheduling.processors import Thread
-from offramp.server.scheduling.scheduler import Batch, Place, Waiting, Way
-from offramp.server.scheduling.simulator import Simulation
-from offramp.server.scheduling.ways import StageWay
-from offramp.server.simulating.front import RequestCost
-from offramp.server.simulating.laboratory import Laboratory, Measured
+from offramp.server.scheduling.scheduler import Batch
+from offramp.server.scheduling.simulator import Do, Simulation
+from offramp.server.simulating.played import PlayedJob, PlayedWay, group
+from offramp.server.simulating.samples import Level, Moment, PointTimes
 
-_NO_FLOPS = np.zeros(1, np.int64)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What is simulated. cores: that lanes, the event loop and the client share."""
-
-    lanes: int
-    cores: float
-    max_queued_rows: int
-    cost: RequestCost
+_MOMENT = 0.1  # seconds of the record that are gone through in a row
+_STEP = 0.02  # of a rate's logarithm, that make another level
+_SETTLED = 0.2  # simulated seconds after which a closed loop's rate is known
 
 
 @dataclass(frozen=True)
 class Played:
     """latencies: seconds (n,) of the requests that count and were answered. seconds: that count. refused: of those
-    that count. busy: the share of time that lanes were busy. event_loop: the same of the server's event loop.
-    batch_rows: in the mean, in front of the first stage. carried: requests answered in the time that counts."""
+    that count. busy: the share of time that lanes were busy. batch_rows: in the mean, in front of the first stage.
+    carried: requests answered in the time that counts."""
 
     latencies: Floats
     seconds: float
     refused: int
     busy: float
-    event_loop: float
     batch_rows: float
     carried: int
 
 
-class _Job:
-    """A request whose rows' exits are known beforehand."""
-
-    priority = 5
-    expired = False
-
-    def __init__(self, due: float, exits: list[int], groups: Sequence[tuple[tuple[int, ...], list[int]]]) -> None:
-        """groups: rows by their sizes."""
-        self.due_, self.arrived, self.exits = due, due, exits
-        self.rows = self.queued = self.unanswered = self.left = len(exits)
-        self.waits: list[Any] = []
-        self.work = self.waits_for = 0.0
-        self.abandoned = self.refused = False
-        self.groups = [Rows({}, None, ids, sizes, _NO_FLOPS) for sizes, ids in groups]  # type: ignore[arg-type]
-
-    def over(self) -> bool:
-        return self.abandoned
-
-
-class _PlayedWay:
-    """A real way without its graphs: rows leave from the exits that are known."""
-
-    def __init__(self, real: Way) -> None:
-        self.real, self.mixes = real, real.mixes
-        stages = real.route.stages if isinstance(real, StageWay) else []
-        self._exits = [stage.exit for stage in stages] or [None]
-        self._costs: dict[tuple[tuple[int, ...], int], int] = {}
-        self._waits: dict[tuple[int, ...], tuple[int, ...]] = {}
-
-    def joins(self, stage: int) -> bool:
-        return self.real.joins(stage)
-
-    def flops(self, sizes: tuple[int, ...], stage: int) -> int:
-        found = self._costs.get((sizes, stage))
-        if found is None:
-            found = self._costs[sizes, stage] = self.real.flops(sizes, stage)
-        return found
-
-    def waits_at(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        return self.real.waits_at(sizes)
-
-    def run(self, batch: Batch) -> Outcome:
-        stage = batch.place.stage
-        if stage == len(self._exits) - 1:
-            settled = [(p.waiting.owner, p.source.ids[p.start : p.stop]) for p in batch.parts]
-            return Outcome(settled)
-        outcome, exit = Outcome(), self._exits[stage]
-        for part in batch.parts:
-            job, ids = part.waiting.owner, part.source.ids[part.start : part.stop]
-            stay = ids if exit is None else [k for k in ids if job.exits[k] > exit]
-            if len(stay) < len(ids):
-                outcome.settled.append((job, [k for k in ids if job.exits[k] <= exit]))  # type: ignore[arg-type]
-            if stay:
-                rows = Rows({}, None, stay, part.source.sizes, _NO_FLOPS)  # type: ignore[arg-type]
-                before = part.waiting.before + part.start
-                waiting = Waiting(job, len(stay), rows, due=part.waiting.due, before=before, since=0.0)
-                outcome.onward.append((Place(self, stage + 1, batch.place.sizes), waiting))
-        return outcome
-
-
 class Player:
-    """Requests of a bank's rows, one operating point, one machine."""
+    """Requests of a bank's rows at one operating point."""
 
-    def __init__(self, laboratory: Laboratory, measured: Measured, machine: Machine, point: str, rows: int) -> None:
-        """rows: in a request."""
-        self._laboratory, self._measured, self._machine = laboratory, measured, machine
-        self._point, self._rows = point, rows
-        bank = laboratory.bank
-        self._exits = bank.exits[point].tolist()
-        sizes = [laboratory.padding.sizes(each) for each in bank.sizes]
-        self._sizes = [sizes[pool] for pool in bank.pool.tolist()]
-        self._ways: dict[Way, _PlayedWay] = {}
-        self._sample, _ = laboratory.job(bank.query(np.array([0]), point))
+    def __init__(
+        self,
+        way: PlayedWay,
+        times: PointTimes,
+        exits: Sequence[int],
+        sizes: Sequence[tuple[int, ...]],
+        *,
+        lanes: int,
+        max_queued_rows: int = 65_536,
+        rows: int = 1,
+    ) -> None:
+        """exits, sizes: of the rows that requests are made of. rows: in a request."""
+        self._way, self._times, self._rows = way, times, rows
+        self._exits, self._sizes = list(exits), list(sizes)
+        self._lanes, self._max_queued_rows = lanes, max_queued_rows
 
     def open(self, arrivals: Floats, *, warm: float, seconds: float, seed: int | Sequence[int]) -> Played:
         """Requests that come when they come. Those of the first `warm` seconds don't count."""
-        return self._play(arrivals.tolist(), 0, warm=warm, seconds=seconds, seed=seed)
+        rate = len(arrivals) / (warm + seconds)
+        return _Play(self, arrivals.tolist(), 0, rate, warm, seconds, seed).played()
 
     def closed(self, connections: int, *, warm: float, seconds: float, seed: int | Sequence[int]) -> Played:
         """So many connections, each of which asks again once it is answered."""
-        return self._play([0.0] * connections, connections, warm=warm, seconds=seconds, seed=seed)
+        return _Play(self, [0.0] * connections, connections, math.inf, warm, seconds, seed).played()
 
-    def _play(
-        self, arrivals: list[float], connections: int, *, warm: float, seconds: float, seed: int | Sequence[int]
-    ) -> Played:
-        rng = np.random.default_rng(seed)
-        random = rng.random
-        cost, machine, end = self._machine.cost, self._machine, warm + seconds
-        jitters = {stage: rng.permutation(times.jitter).tolist() for stage, times in self._measured.times.items()}
-        turns = dict.fromkeys(jitters, 0)
-        latencies: list[float] = []
-        carried = refused = 0
-        through = self._laboratory.ways.through_graph
 
-        def of_batch(batch: Batch, outcome: Outcome, busy: int) -> float:
-            place, way = batch.place, batch.place.way
-            assert isinstance(way, _PlayedWay)
-            exits = [p.waiting.owner.exits[k] for p in batch.parts for k in p.source.ids[p.start : p.stop]]
-            flops = self._laboratory.flops(Place(way.real, place.stage, place.sizes), exits)
-            stage = way.real, place.stage
-            while stage not in jitters:  # one that no row had come to when times were measured is as the one before it
-                stage = way.real, stage[1] - 1
-            jitter = jitters[stage]
-            turns[stage] = turn = (turns[stage] + 1) % len(jitter)
-            return float(self._measured.times[stage].seconds(batch.rows, flops) * jitter[turn])
+class _Play:
+    """The requests of one load, from their clients and back."""
 
-        def ran(batch: Batch, outcome: Outcome) -> None:
-            if outcome.settled and self._laboratory.ways.chooses:
-                settled: list[tuple[Any, Any]] = list(outcome.settled)
-                exits = np.array([job.exits[k] for job, ids in settled for k in ids])
-                self._laboratory.ways.saw(batch, [exits])
-
-        def told(job: Any, ids: Any, now: float) -> None:
-            job.left -= len(ids)
-            if not job.left:
-                answer(job)
-
-        simulation = Simulation(
-            machine.lanes, of_batch, max_queued_rows=machine.max_queued_rows, told=told, ran=ran,
-            cores=machine.cores, demand=self._measured.demand, disturbance=cost.disturbance,
-        )  # fmt: skip
-        front, client = Thread(simulation.processors), Thread(simulation.processors)
-
-        def ask(due: float) -> None:
-            job = self._job(due, rng)
-            beside = cost.drawn(simulation.processors.pause, random())
-            job.work, job.waits_for = beside * cost.work / 2, beside * (1 - cost.work)
-            client.do(cost.client / 2, lambda: front.do(job.work, lambda: admit(job)))
-
-        def admit(job: _Job) -> None:
-            job.arrived = simulation.now
-            simulation.admit(job, self._way(), job.groups)
-            if job.refused:
-                answer(job)
-
-        def answer(job: _Job) -> None:
-            front.do(job.work, lambda: client.do(cost.client / 2, lambda: wait(job)))
-
-        def wait(job: _Job) -> None:
-            simulation.at(simulation.now + job.waits_for, lambda: done(job))
-
-        def done(job: _Job) -> None:
-            nonlocal carried, refused
-            now = simulation.now
-            counts = job.due_ >= warm if not connections else warm <= now < end
-            if counts and job.refused:
-                refused += 1
-            elif counts:
-                latencies.append(now - job.due_)
-                carried += now < end
-            if connections and now < end:
-                ask(now)
-
-        for due in arrivals:
-            simulation.at(due, _with(ask, due))
-        simulation.run()
-        self._laboratory.ways.through_graph = through
-        last = max(simulation.now, 1e-9)
-        rows = [batch.rows for _, _, batch in simulation.batches if not batch.place.stage]
-        return Played(
-            np.array(latencies),
-            seconds,
-            refused,
-            sum(ended - began for began, ended, _ in simulation.batches) / (machine.lanes * last),
-            front.spent / last,
-            float(np.mean(rows)) if rows else math.nan,
-            carried,
+    def __init__(
+        self,
+        player: Player,
+        arrivals: list[float],
+        connections: int,
+        rate: float,
+        warm: float,
+        seconds: float,
+        seed: int | Sequence[int],
+    ) -> None:
+        self._way, self._times, self._rows = player._way, player._times, player._rows
+        self._exits, self._sizes = player._exits, player._sizes
+        self._arrivals, self._connections, self._rate = iter(arrivals), connections, rate
+        self._warm, self._end, self._length = warm, warm + seconds, seconds
+        self._random = random.Random(int(np.random.default_rng(seed).integers(2**62))).random
+        self._done = self._carried = self._refused = 0
+        self._latencies: list[float] = []
+        self._until = 0.0  # when the moment is over
+        self._seen: tuple[float, Level] = (math.nan, self._times.levels[-1])
+        self._lanes = player._lanes
+        self._simulation = Simulation(
+            player._lanes, self._seconds, max_queued_rows=player._max_queued_rows, told=self._told, rouse=self._rouse
         )
 
-    def _way(self) -> _PlayedWay:
-        """The one that the engine would choose now."""
-        way = self._laboratory.ways.of(self._sample, self._laboratory.points.cascade(self._point, self._last))
-        found = self._ways.get(way)
-        if found is None:
-            found = self._ways[way] = _PlayedWay(way)
-        return found
+    def played(self) -> Played:
+        for _ in range(max(1, self._connections)):
+            self._next()
+        self._simulation.run()
+        batches = self._simulation.batches
+        rows = [batch.rows for _, _, batch in batches if not batch.place.stage]
+        busy = sum(ended - began for began, ended, _ in batches)
+        return Played(
+            np.array(self._latencies),
+            self._length,
+            self._refused,
+            busy / (self._lanes * max(self._simulation.now, 1e-9)),
+            float(np.mean(rows)) if rows else math.nan,
+            self._carried,
+        )
 
-    @property
-    def _last(self) -> int:
-        return len(self._laboratory.points.exits) - 1
+    def _next(self) -> None:
+        """The next arrival is waited for."""
+        due = next(self._arrivals, None)
+        if due is not None:
+            self._simulation.at(due, partial(self._ask, due))
 
-    def _job(self, due: float, rng: np.random.Generator) -> _Job:
-        if self._rows == 1:
-            row = int(rng.random() * len(self._exits))
-            return _Job(due, [self._exits[row]], [(self._sizes[row], [0])])
-        rows = rng.integers(0, len(self._exits), self._rows).tolist()
-        groups: dict[tuple[int, ...], list[int]] = {}
+    def _ask(self, due: float) -> None:
+        if not self._connections:
+            self._next()
+        moment = self._now()
+        arrived = self._simulation.now + moment.next(self._level.onward)
+        self._simulation.at(arrived, partial(self._admit, PlayedJob(due, [])))
+
+    def _now(self) -> Moment:
+        """The moment of the record that is gone through now."""
+        now = self._simulation.now
+        if now >= self._until:
+            self._until = now + _MOMENT
+            self._level = self._at(self._rate)
+            self._moment = Moment(self._random() * self._level.seconds)
+        return self._moment
+
+    def _admit(self, job: PlayedJob) -> None:
+        job.arrived = self._simulation.now
+        count = len(self._exits)
+        rows = [int(self._random() * count) for _ in range(self._rows)]
+        job.exits[:] = [self._exits[row] for row in rows]
+        job.rows = job.queued = job.unanswered = job.left = len(rows)
+        by_sizes: dict[tuple[int, ...], list[int]] = {}
         for k, row in enumerate(rows):
-            groups.setdefault(self._sizes[row], []).append(k)
-        return _Job(due, [self._exits[row] for row in rows], list(groups.items()))
+            by_sizes.setdefault(self._sizes[row], []).append(k)
+        self._simulation.admit(job, self._way, [group(ids, sizes) for sizes, ids in by_sizes.items()])
+        if job.refused:
+            self._answer(job)
 
+    def _at(self, rate: float) -> Level:
+        step = round(math.log(rate) / _STEP) if math.isfinite(rate) else rate
+        if self._seen[0] != step:
+            self._seen = step, self._times.at(rate)
+        return self._seen[1]
 
-def _with(ask: Callable[[float], None], due: float) -> Callable[[], None]:
-    return lambda: ask(due)
+    def _seconds(self, batch: Batch, outcome: Outcome, busy: int) -> float:
+        moment, lines, ratios = self._now(), self._times.lines, self._level.batches
+        # A stage that no row had come to when times were measured is as the one before it.
+        line = lines[min(batch.place.stage, len(lines) - 1)]
+        expected = line.seconds(batch.rows, self._way.executed(batch))
+        return expected * moment.next(ratios[min(busy, len(ratios)) - 1], expected)
+
+    def _rouse(self, slept: bool, begin: Do) -> None:
+        moment = self._now()
+        pause = moment.next(self._level.woken if slept else self._level.turned)
+        self._simulation.at(self._simulation.now + pause, begin)
+
+    def _told(self, job: Any, ids: Any, now: float) -> None:
+        job.left -= len(ids)
+        if not job.left:
+            self._answer(job)
+
+    def _answer(self, job: PlayedJob) -> None:
+        moment = self._now()
+        self._simulation.at(self._simulation.now + moment.next(self._level.back), partial(self._return, job))
+
+    def _return(self, job: PlayedJob) -> None:
+        self._done += 1
+        now = self._simulation.now
+        counts = self._warm <= now < self._end if self._connections else job.due_ >= self._warm
+        if counts and job.refused:
+            self._refused += 1
+        elif counts:
+            self._latencies.append(now - job.due_)
+            self._carried += now < self._end
+        if self._connections and now < self._end:
+            if now > _SETTLED:
+                self._rate = self._done / now
+            self._simulation.at(now, partial(self._ask, now))

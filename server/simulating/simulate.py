@@ -11,21 +11,19 @@ import numpy as np
 from offramp.runtime.arrays.cores import usable_cores
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
-from offramp.runtime.execution.cpu.session import AWAKE
 from offramp.runtime.jobs.calibrating.about import machine, versions_of
 from offramp.runtime.jobs.data.expected import Line
 from offramp.server.load.arrivals import Closed, Load, Poisson, Trace, poisson
 from offramp.server.scheduling.choice import BATCHING
 from offramp.server.simulating.bank import Bank
-from offramp.server.simulating.front import COMPANY, RequestCost, lone_requests, request_cost
-from offramp.server.simulating.laboratory import Laboratory, Measured
-from offramp.server.simulating.play import Machine, Played, Player
+from offramp.server.simulating.measure import measure
+from offramp.server.simulating.play import Played, Player
+from offramp.server.simulating.played import played_way
 
-SCHEMA = "offramp-simulation/1"
-SECONDS = 20.0
+SCHEMA = "offramp-simulation/2"
+SECONDS, MEASURED_SECONDS = 20.0, 45.0
 LOADS: tuple[Load, ...] = (Poisson(share=0.3), Poisson(share=0.6), Poisson(share=0.9))
 _WARM = 1.0
-_CARRIES = 64  # connections of the closed loop whose throughput shares are of
 _BEHIND = 0.95
 
 Progress = Callable[[int, int], None]
@@ -35,9 +33,8 @@ Progress = Callable[[int, int], None]
 class SimulationBench:
     """Tables are lists of flat dicts, one a line: `pandas.DataFrame(found.times)`.
 
-    about: model, machine, versions, what was simulated and what it was measured to take. times: a line a load and
-    point: requests and rows a second, milliseconds at three quantiles, how busy lanes and event loop were, rows of a
-    batch, requests refused.
+    about: model, machine, versions, what was simulated and how long it was measured. times: a line a load and point:
+    requests and rows a second, milliseconds at three quantiles, how busy lanes were, rows of a batch, requests refused.
     """
 
     about: Mapping[str, Any]
@@ -57,66 +54,63 @@ def simulate_bench(
     rows: int = 1,
     seconds: float = SECONDS,
     max_queued_rows: int = 65_536,
-    request_ms: float | None = None,
-    client: bool = False,
+    measured_seconds: float = MEASURED_SECONDS,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> SimulationBench:
-    """Simulate the server's scheduler on loads, by times that are measured here first; that takes seconds.
+    """Simulate the server's scheduler on loads, by times that are measured here first.
 
-    What is measured: batches, by their rows, FLOPs and stage, run by the engine's own ways on the data's rows; how
-    much slower they are when all lanes run at once; what a request costs beside them, by asking a real server one
-    after the other, unless request_ms says it.
-
-    What is simulated: `Dispatch`, the scheduler's own code, decides who runs when. The machine is a number of cores
-    that lanes and the server's event loop share: what asks for more than there are goes on slower in proportion. A
-    batch asks for as many cores as lanes were measured to take from each other, the event loop for one, and it does
-    one thing after the other. Not simulated are Python's lock beyond what batches were measured with, and the network.
+    What is measured: a real server, that keeps a record of every batch, is asked at several loads by a client on this
+    machine, as `load_bench` does. What is simulated: `Dispatch`, the scheduler's own code, decides who runs when.
+    Everything else is drawn from the record, from the two loads nearest: what a request's way to the engine takes and
+    that of its answer, its client's part included; what a lane takes to begin; and how much longer or shorter than
+    batches of so many rows and FLOPs take in the mean one takes beside as many busy lanes.
 
     points: names, all of the bundle's by default. loads: as `load_bench` takes them; shares are of what 64 connections
-    carry at the same point. lanes, threads, batching, max_queued_rows: the server's settings. rows: a request.
-    seconds: that are simulated. client: whether the client shares the machine with the server, as that of
-    `load_bench` does. Raises InputError.
+    carried at the same point when that was measured. lanes, threads, batching, max_queued_rows: the server's settings.
+    rows: a request. seconds: that are simulated. measured_seconds: about how long is measured, all points together.
+    Raises InputError, and OfframpError if the server doesn't come up.
     """
     if lanes is None:
         lanes = 2 if usable_cores() > 1 else 1
-    _check(lanes, threads, batching, rows, seconds, max_queued_rows, request_ms)
-    with Cascade.load(bundle, threads=threads, spin_us=AWAKE) as cascade:
+    _check(lanes, threads, batching, rows, seconds, max_queued_rows, measured_seconds)
+    with Cascade.load(bundle, threads=threads) as cascade:
         unknown = [name for name in points if name not in cascade.operating_points]
         if unknown:
             raise InputError(f"operating_point is {unknown[0]!r}, expected one of {list(cascade.operating_points)}.")
         names = list(dict.fromkeys(points or cascade.operating_points))
         bank = Bank(cascade, data, names, seed=seed)
+        options = ["--batching", batching] + ([] if threads is None else ["--threads", str(threads)])
         began = time.perf_counter()
-        laboratory = Laboratory(cascade, bank, batching, seed=seed)
-        cores = float(usable_cores())
-        measured = laboratory.measure(names, lanes, cores, rows=rows)
-        options = ["--batching", batching, "--lanes", str(lanes)]
-        options += [] if threads is None else ["--threads", str(threads)]
-        cost = RequestCost.of((request_ms or 0.0) / 1e3)
-        if request_ms is None or client:
-            alone = Player(laboratory, measured, Machine(1, math.inf, 1 << 30, RequestCost()), names[-1], rows)
-            batches = alone.closed(1, warm=0.0, seconds=2.0, seed=seed).latencies
-            lone, carried = lone_requests(bundle, data, names[-1], options, rows=rows, seed=seed)
-            found = request_cost(lone, batches, measured.busy)
-            there = Machine(lanes, cores, max_queued_rows, found)
-            found = replace(
-                found, disturbance=_disturbance(laboratory, measured, there, names[-1], rows, carried, seed)
-            )
-            cost = found if request_ms is None else replace(cost, client=found.client, disturbance=found.disturbance)
-        cost = cost if client else replace(cost, client=0.0)
+        measured = measure(bundle, data, names, options, lanes=lanes, rows=rows, seconds=measured_seconds, seed=seed)
         measuring = time.perf_counter() - began
-        here = Machine(lanes, cores, max_queued_rows, cost)
+        players = {
+            name: Player(
+                played_way(cascade, name, graph=measured[name].graph),
+                measured[name],
+                bank.exits[name].tolist(),
+                bank.sizes,
+                lanes=lanes,
+                max_queued_rows=max_queued_rows,
+                rows=rows,
+            )
+            for name in names
+        }
         lines: list[Line] = []
         notes: list[str] = []
         began, simulated = time.perf_counter(), 0.0
         for done, (load, name) in enumerate([(load, name) for load in loads for name in names]):
-            player = Player(laboratory, measured, here, name, rows)
-            played, load = _play(player, load, seconds, [seed, done // len(names)])
+            played, load = _play(players[name], load, measured[name].carried, seconds, [seed, done // len(names)])
             simulated += _WARM + played.seconds
             lines.append(_line(load, name, played, rows))
-            if isinstance(load, Poisson) and played.carried < _BEHIND * (load.rate or 0.0) * played.seconds:
-                notes.append(f"{load.name}: {name} falls behind, so latencies grow with the time that is simulated.")
+            if isinstance(load, Poisson) and (
+                played.carried < _BEHIND * (load.rate or 0.0) * played.seconds
+                or (load.rate or 0.0) > measured[name].carried
+            ):
+                notes.append(
+                    f"{load.name}: {name} falls behind, so latencies grow with the time that is simulated, and are at "
+                    "least these."
+                )
             if progress is not None:
                 progress(done + 1, len(loads) * len(names))
         took = time.perf_counter() - began
@@ -132,35 +126,23 @@ def simulate_bench(
         "threads": threads,
         "batching": batching,
         "max_queued_rows": max_queued_rows,
-        "cores": cores,
         "seconds": seconds,
         "seed": seed,
         "measured": {
             "seconds": measuring,
-            "request_ms": cost.typical * 1e3,
-            "request_ms_after_pauses": [float(np.median(one)) * 1e3 for one in cost.beside],
-            "work_share": cost.work,
-            "disturbance": cost.disturbance,
-            "client_ms": cost.client * 1e3,
-            "lane_cores": measured.demand,
-            "slower_together": measured.slower,
+            "points": [
+                {
+                    "point": name,
+                    "requests_per_second": times.carried,
+                    "rates": [level.rate for level in times.levels],
+                    "through_graph": times.graph,
+                }
+                for name, times in measured.items()
+            ],
         },
         "faster_than_real_time": simulated / took,
     }
     return SimulationBench(about, lines, notes)
-
-
-def _disturbance(
-    laboratory: Laboratory, measured: Measured, machine: Machine, point: str, rows: int, carried: float, seed: int
-) -> float:
-    """With which the simulation carries as many requests a second on a few connections as the server did."""
-    low, high = 0.0, 2.0
-    for _ in range(7):
-        middle = (low + high) / 2
-        here = replace(machine, cost=replace(machine.cost, disturbance=middle))
-        played = Player(laboratory, measured, here, point, rows).closed(COMPANY, warm=0.2, seconds=1.5, seed=seed)
-        low, high = (middle, high) if played.carried / played.seconds > carried else (low, middle)
-    return (low + high) / 2
 
 
 def _check(
@@ -170,7 +152,7 @@ def _check(
     rows: int,
     seconds: float,
     max_queued_rows: int,
-    request_ms: float | None,
+    measured_seconds: float,
 ) -> None:
     used = 1 if threads is None else threads
     whole = {"lanes": lanes, "threads": used, "rows": rows, "max_queued_rows": max_queued_rows}
@@ -179,21 +161,20 @@ def _check(
             raise InputError(f"{name} is {value}, expected at least 1.")
     if batching not in BATCHING:
         raise InputError(f"batching is {batching!r}, expected one of {', '.join(BATCHING)}.")
-    if not 0 < seconds < math.inf:
-        raise InputError(f"seconds is {seconds!r}, expected more than 0.")
-    if request_ms is not None and not 0 <= request_ms < math.inf:
-        raise InputError(f"request_ms is {request_ms!r}, expected milliseconds from 0 on.")
+    for name, number in (("seconds", seconds), ("measured_seconds", measured_seconds)):
+        if not 0 < number < math.inf:
+            raise InputError(f"{name} is {number!r}, expected more than 0.")
 
 
-def _play(player: Player, load: Load, seconds: float, seed: list[int]) -> tuple[Played, Load]:
+def _play(player: Player, load: Load, carried: float, seconds: float, seed: list[int]) -> tuple[Played, Load]:
+    """carried: requests a second that shares are of."""
     if isinstance(load, Closed):
         return player.closed(load.connections, warm=_WARM, seconds=seconds, seed=seed), load
     if isinstance(load, Trace):
         return player.open(np.array(load.offsets), warm=0.0, seconds=load.seconds, seed=seed), load
     if load.rate is None:
         assert load.share is not None
-        carried = player.closed(_CARRIES, warm=_WARM, seconds=min(seconds, 5.0), seed=seed)
-        load = replace(load, rate=load.share * carried.carried / carried.seconds)
+        load = replace(load, rate=load.share * carried)
     assert load.rate is not None
     arrivals = poisson(load.rate, _WARM + seconds, seed)
     return player.open(arrivals, warm=_WARM, seconds=seconds, seed=seed), load
@@ -214,7 +195,6 @@ def _line(load: Load, point: str, played: Played, rows: int) -> Line:
             for q in (0.5, 0.9, 0.99)
         },
         "lanes_busy": played.busy,
-        "event_loop_busy": played.event_loop,
         "batch_rows": played.batch_rows,
         "refused": played.refused,
     }
