@@ -1,6 +1,7 @@
 """Served rows and what is known of them: what recalibration, guard, gauges and bounds read."""
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -145,24 +146,34 @@ class Window:
 
     # ------------------------------------------------------------ what was answered, and what would be
 
+    @cached_property
+    def tops(self) -> Ints:
+        """(J, n) the label that each exit gives; meaningless where it wasn't run."""
+        flat = self.logits.reshape(-1, self.classes)
+        return scores.top_label(flat).reshape(self.logits.shape[:2])
+
     @property
     def served(self) -> Ints:
         """(n,) the label that each row was answered with."""
-        rows = np.arange(len(self))
-        return scores.top_label(self.logits[self.exit, rows])
+        return np.asarray(self.tops[self.exit, np.arange(len(self))])
 
     @property
     def correct(self) -> Bools:
         """(n,) whether that is the row's label; False where it isn't known."""
         return np.asarray(self.served == self.label)
 
-    def log_odds(self, point: OperatingPoint) -> Floats:
-        """(n,) log-odds of the confidence that a point's calibrators give each row at the exit it left at."""
-        out = np.full(len(self), np.nan)
+    def log_odds(self, point: OperatingPoint, rows: ArrayLike | None = None) -> Floats:
+        """(n,) log-odds of the confidence that a point's calibrators give each row at the exit it left at.
+
+        rows: row numbers, default all.
+        """
+        chosen = np.arange(len(self)) if rows is None else np.asarray(rows)
+        left = self.exit[chosen]
+        out = np.full(len(chosen), np.nan)
         for j in range(self.exits):
-            rows = np.flatnonzero(self.exit == j)
-            if len(rows):
-                out[rows] = self.log_odds_at(j, point.calibrator(j), rows)
+            here = np.flatnonzero(left == j)
+            if len(here):
+                out[here] = self.log_odds_at(j, point.calibrator(j), chosen[here])
         return out
 
     def log_odds_at(self, exit: int, calibrator: Calibrator, rows: ArrayLike) -> Floats:
