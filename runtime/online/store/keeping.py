@@ -141,8 +141,9 @@ def delete(connection: sa.Connection, source: Source, requests: Sequence[bytes])
 
 def _remove(connection: sa.Connection, source: Source, lines: Sequence[Any]) -> None:
     if lines:
-        where = served.c.seq == sa.bindparam("at")
-        connection.execute(sa.delete(served).where(where), [{"at": line.seq} for line in lines])
+        numbers = [line.seq for line in lines]
+        for start in range(0, len(numbers), AT_ONCE):
+            connection.execute(sa.delete(served).where(served.c.seq.in_(numbers[start : start + AT_ONCE])))
         _count(connection, source, -len(lines), -sum(line.size for line in lines))
 
 
