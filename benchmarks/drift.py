@@ -16,7 +16,6 @@ the golden values serve.
 
 import argparse
 import json
-import time
 from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import Pool
@@ -142,6 +141,7 @@ def stream(
     trials = Trials(recalibrator, frozen, fitted_until=-1.0)
     history, accepted, late = [], [], int(DELAY / step)
     refused: list[str] = []
+    first_figures = now = measured(after, fresh, frozen)
     for end in range(LOOK, calm + labels + 1, LOOK):
         come = max(0, end - late)
         seen = trials.look(served.take(np.arange(come)))
@@ -150,15 +150,15 @@ def stream(
         if good:
             best = max(good, key=lambda one: one.refit.after)
             accepted.append({"labels": end, "reason": best.decision.reason})
-            trials.promote(best.trial.number)
-        history.append((end, *measured(after, fresh, trials.incumbent)))
+            now = measured(after, fresh, trials.promote(best.trial.number))
+        history.append((end, *now))
     return {
         "seed": seed,
         "accepted": accepted,
         "refused": refused,
         "waiting": [one.decision.reason for one in trials.on_trial],
-        "frozen": measured(after, fresh, frozen),
-        "ours": measured(after, fresh, trials.incumbent),
+        "frozen": first_figures,
+        "ours": now,
         "oracle": measured(after, fresh, oracle),
         "history": history,
     }
@@ -360,15 +360,20 @@ def main() -> None:
 
 def drifting(given: argparse.Namespace) -> None:
     """What was mended of each drift, and what the guard says of a temperature that ranks worse."""
-    began = time.time()
     drifts = list(populations(given.records))
-    jobs = [(given.records, d, f, s) for d in drifts for f in FAMILIES for s in range(given.seeds)]
+    jobs = [(given.records, d, f, s) for s in range(given.seeds) for d in drifts for f in FAMILIES]
     with Pool(given.processes) as pool:
         found = pool.map(one, jobs, chunksize=1)
     runs: dict[str, list[dict[str, object]]] = {}
     for (_, drift, family, _), each in zip(jobs, found, strict=True):
         runs.setdefault(f"{drift}/{family}", []).append(each)
-    results: dict[str, object] = {"seconds": time.time() - began, "seeds": given.seeds, "labels": LABELS, "rate": RATE}
+    report(runs)
+
+
+def report(runs: dict[str, list[dict[str, object]]]) -> None:
+    """Print, write and draw the runs of each drift and family."""
+    seeds = max(map(len, runs.values()))
+    results: dict[str, object] = {"seeds": seeds, "labels": LABELS, "rate": RATE}
     rows = [("drift/family", "figure", "frozen", "ours", "oracle", "mended", "95%")]
     for name, each in runs.items():
         for figure, title in enumerate(("excess", "risk_at_coverage")):
@@ -380,7 +385,7 @@ def drifting(given: argparse.Namespace) -> None:
         results[f"{name}/acceptances"] = [len(run["accepted"]) for run in each]
         results[f"{name}/first stream"] = {key: each[0][key] for key in ("accepted", "refused", "waiting")}
     print(harness.table(rows))
-    results["temperature_by_ece"] = told = temperature_by_ece(given.seeds)
+    results["temperature_by_ece"] = told = temperature_by_ece(seeds)
     print(f"a temperature that lowers ECE in {told['ece_lower']} of {told['streams']}: {told['accepted']} accepted")
     path = harness.save("drift", results)
     picture(runs, path.with_suffix(".png"))
@@ -392,9 +397,13 @@ def unchanged(given: argparse.Namespace) -> None:
     jobs = [(given.records, f, s) for f in FAMILIES for s in range(given.calm)]
     with Pool(given.processes) as pool:
         found = pool.map(calm, jobs, chunksize=1)
+    report_calm({f: [each for (_, name, _), each in zip(jobs, found, strict=True) if name == f] for f in FAMILIES})
+
+
+def report_calm(runs: dict[str, list[dict[str, object]]]) -> None:
+    """Print and write the runs of each family in which nothing changed."""
     results: dict[str, object] = {}
-    for family in FAMILIES:
-        mine = [each for (_, name, _), each in zip(jobs, found, strict=True) if name == family]
+    for family, mine in runs.items():
         counts = np.array([len(each["accepted"]) for each in mine])
         figures = {side: np.mean([each[side] for each in mine], axis=0) for side in ("frozen", "ours")}
         two = float((counts >= 2).mean())

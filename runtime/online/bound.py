@@ -55,14 +55,22 @@ def betting_bound(
     k, n = np.broadcast_arrays(k, n)
 
     def refuted(m: Floats) -> Bools:
-        odds = (m / (1 - m))[..., None]
-        wealth = sum(
-            n[..., g, None] * np.log1p(STAKES * share[g] * odds) + k[..., g, None] * np.log1p(-STAKES * share[g])
-            for g in range(len(w))
-        )
-        return np.asarray(mixed(np.asarray(wealth)) >= -np.log(delta))
+        return np.asarray(betting_evidence(n, k, m, share) >= -np.log(delta))
 
     return _smallest(refuted, k.shape[:-1]) if len(w) else np.ones(k.shape[:-1])
+
+
+def betting_evidence(right: Floats, wrong: Floats, mean: Floats, share: ArrayLike = (1.0,)) -> Floats:
+    """(...) log of the evidence against "the running average risk is at least `mean`", in (0, 1).
+
+    right, wrong: (..., G) counts by weight, share: (G,) each weight over the heaviest.
+    """
+    odds = (mean / (1 - mean))[..., None]
+    wealth = sum(
+        right[..., g, None] * np.log1p(STAKES * part * odds) + wrong[..., g, None] * np.log1p(-STAKES * part)
+        for g, part in enumerate(np.asarray(share, np.float64))
+    )
+    return mixed(np.asarray(wealth))
 
 
 def bernstein_bound(errors: ArrayLike, delta: float = 0.05) -> Floats:
@@ -79,16 +87,19 @@ def bernstein_bound(errors: ArrayLike, delta: float = 0.05) -> Floats:
     e = arrays.vector(errors, "errors")
     if len(e) and not (e.min() >= 0 and e.max() <= 1):
         raise InputError(f"errors: expected numbers in [0, 1], got {e.min()} to {e.max()}.")
-    count = np.arange(1, len(e) + 1)
-    total = np.cumsum(e)
-    spread = np.cumsum((e - (0.5 + total - e) / count) ** 2)
-    penalty = -np.log1p(-STAKES) - STAKES
 
     def refuted(m: Floats) -> Bools:
-        wealth = np.outer(count * m - total, STAKES) - np.outer(spread, penalty)
-        return np.asarray(mixed(wealth) >= -np.log(delta))
+        return np.asarray(bernstein_evidence(e, m) >= -np.log(delta))
 
     return _smallest(refuted, e.shape)
+
+
+def bernstein_evidence(errors: Floats, mean: Floats) -> Floats:
+    """(n,) log of the evidence after each row against "the running average risk is at least `mean`", (n,)."""
+    count = np.arange(1, len(errors) + 1)
+    total = np.cumsum(errors)
+    spread = np.cumsum((errors - (0.5 + total - errors) / count) ** 2)
+    return mixed(np.outer(count * mean - total, STAKES) + np.outer(spread, np.log1p(-STAKES) + STAKES))
 
 
 def constant_risk_bound(errors: ArrayLike, delta: float = 0.05) -> Floats:

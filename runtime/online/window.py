@@ -232,11 +232,11 @@ def effective_rows(weights: ArrayLike) -> float:
 def capped(weights: ArrayLike, key: ArrayLike, group: ArrayLike, share: float) -> Floats:
     """Weights under which no key has more than `share` of them, neither of all rows nor of any group.
 
-    weights: (n,) ≥ 0. key: (n,) who sent the label. group: (n,) what the sender can't choose, as the predicted class.
-    share in (0, 1]. Within a group a key's rows all shrink by one factor, and only as far as they must. With fewer
-    than 1/share keys in all the share can't be kept, and each may have as much as equal ones would have: a lone key is
-    believed, for there is nobody else. In a group where others sent too little to weigh it against, a key counts for
-    little or nothing.
+    weights: (n,) ≥ 0. key: (n,) who sent the label; all that are unknown (−1) are one. group: (n,) what the sender
+    can't choose, as the predicted class. share in (0, 1]. Within a group a key's rows all shrink by one factor, and
+    only as far as they must. With fewer than 1/share keys in all the share can't be kept, and each may have as much as
+    equal ones would have: a lone key is believed, for there is nobody else. In a group where others sent too little to
+    weigh it against, a key counts for little or nothing.
     """
     share = arrays.fraction(share, "share", high_open=False)
     w = np.asarray(weights, np.float64).copy()

@@ -1,4 +1,8 @@
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -169,3 +173,24 @@ def test_thresholds_for_a_drop_and_for_a_promise():
     assert risk.bound <= 0.05
     with pytest.raises(InputError, match="all exits known"):
         hold_drop(window.take(~window.complete), flops, 0.02)
+
+
+def test_a_server_without_scipy_can_do_all_of_it():
+    code = (
+        "import sys\nsys.modules['scipy'] = None\nimport numpy as np\n"
+        "from served_rows import made_up, served\n"
+        "from offramp.runtime.online import alarms, gauges, guard, recalibrator, trials\n"
+        "from offramp.runtime.points import OperatingPoint\n"
+        "bars = (2.0, 2.0, -np.inf)\nwindow, point = served(*made_up(3000), bars), OperatingPoint(bars)\n"
+        "for method in recalibrator.METHODS:\n"
+        "    made = recalibrator.Recalibrator(method).refit(window, point).point\n"
+        "    recalibrator.abstention(window, point, made, risk=0.3, delta=0.05, version=1)\n"
+        "    gauges.measure(window, made)\n"
+        "    guard.judge(guard.open_trial(window, point, made, after=0.0), window, point, made)\n"
+        "alarms.Alarms.of(window).update(window)\n"
+        "print('done')"
+    )
+    support = str(Path(__file__).parents[2] / "support")
+    environment = {**os.environ, "PYTHONPATH": support}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout.strip() == "done", done.stderr
