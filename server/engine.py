@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import logging
 import math
 import threading
 import time
@@ -31,6 +32,7 @@ _LAST_BATCH = 0.5  # seconds that lanes get for what they have begun when nobody
 _SHORT = 0.0005
 _HERE = -1  # the event loop as a lane
 _SHUTTING_DOWN = "the server is shutting down."
+_log = logging.getLogger("uvicorn.error.offramp")
 Told = Callable[[Job, Ids], None]
 
 
@@ -244,6 +246,18 @@ class BatchingEngine:
 
     def _work(self, number: int, batch: Batch, begun: list[Job], tell: Callable[[list[tuple[Job, Ids]]], None]) -> None:
         """Run a batch. number: of the lane that does. tell: who is to hear of answered rows."""
+        try:
+            self._run_and_tell(number, batch, begun, tell)
+        except Exception as error:  # a lane that ended with it would leave all its requests to wait, and the next
+            _log.exception("a batch of %d rows was given up", batch.rows)
+            with self._change:
+                self._began.pop(number, None)
+            for job in {id(part.waiting.owner): part.waiting.owner for part in batch.parts}.values():
+                self._fail(job, error)
+
+    def _run_and_tell(
+        self, number: int, batch: Batch, begun: list[Job], tell: Callable[[list[tuple[Job, Ids]]], None]
+    ) -> None:
         started = self._began[number]
         self._metrics.batch(batch.rows, batch.place.stage)
         for job in begun:

@@ -27,9 +27,10 @@ class Outcome:
         self.settled += other.settled
         self.onward += other.onward
         self.first += other.first
-        self.executed = (
-            tuple(map(sum, zip(self.executed, other.executed, strict=True))) if self.executed else (other.executed)
-        )
+        if not (self.executed and other.executed):  # a run that failed has none
+            self.executed = self.executed or other.executed
+        else:
+            self.executed = tuple(map(sum, zip(self.executed, other.executed, strict=True)))
 
 
 class Answering:

@@ -12,6 +12,7 @@ from offramp.server.operating_points import OperatingPoints
 from offramp.server.patience import Patience
 from offramp.server.protocols.tensors import group_of_arrays
 from offramp.server.query import DEFAULT_PRIORITY, Query
+from offramp.server.scheduling.dispatch import Dispatch
 from offramp.server.scheduling.speed import Speed
 
 
@@ -134,6 +135,53 @@ def test_an_error_of_a_row_in_the_event_loop_is_that_rows_alone(tokens, engine_o
         assert (
             len(await engine.infer(Query((group_of_arrays(good, tokens.manifest),), 1, "full", 2), Patience(60))) == 1
         )
+        await engine.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("place", [0, 3, 7], ids=["in front", "in the middle", "behind"])
+def test_a_row_that_fails_fails_for_itself_wherever_it_stands_in_a_batch(tokens, engine_of, monkeypatch, place):
+    monkeypatch.setattr(Speed, "expected_seconds", lambda *_: 1.0)  # in lanes, together
+    mask = np.ones((1, 2), np.int64)
+    asked = [Query((group_of_arrays({"ids": mask, "mask": mask}, tokens.manifest),), 1, "full", 2) for _ in range(8)]
+    strange = {"ids": np.full((1, 2), 10**6), "mask": mask}
+    asked[place] = Query((group_of_arrays(strange, tokens.manifest),), 1, "full", 2)
+
+    async def scene():
+        engine = engine_of(tokens)
+        for _ in range(3):
+            found = await asyncio.gather(*(engine.infer(one, Patience(60)) for one in asked), return_exceptions=True)
+            assert [isinstance(one, ValueError) for one in found] == [k == place for k in range(8)]
+        assert engine.ready
+        assert engine.queued_rows == 0
+        await engine.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["in the event loop", "in a lane"])
+def test_whatever_goes_wrong_around_a_batch_the_next_one_runs(rows, engine_of, monkeypatch, here):
+    monkeypatch.setattr(Speed, "expected_seconds", lambda *_: 0.0 if here else 1.0)
+    ran, broken = Dispatch.ran, [3]
+
+    def fails_at_first(self, *arguments):
+        if broken[0]:
+            broken[0] -= 1
+            raise LookupError("by accident")
+        return ran(self, *arguments)
+
+    monkeypatch.setattr(Dispatch, "ran", fails_at_first)
+    x = np.zeros((1, 8), np.float32)
+
+    async def scene():
+        engine = engine_of(rows)
+        asked = Query((group_of_arrays({"x": x}, rows.manifest),), 1, "full", 2)
+        for _ in range(3):
+            with pytest.raises(LookupError, match="by accident"):
+                await engine.infer(asked, Patience(60))
+        assert len(await engine.infer(asked, Patience(60))) == 1
+        assert engine.ready
         await engine.close()
 
     asyncio.run(scene())
