@@ -168,9 +168,9 @@ def judge(
     independently of t, given the row. A weight above `heaviest` is cut to it.
 
     A candidate whose order of rows isn't the incumbent's must also show, on later rows with all exits known, that EEFP
-    doesn't fall by MARGIN: on average over the exits, each weighing as its negatives do, and no exit that has negatives
-    enough may be known to lose as much (`_rankings`). The score compared is the calibrated one: what a gate on
-    calibrated confidence would see.
+    doesn't fall by MARGIN: on average over the exits, each weighing as its negatives do, shown by a lower limit; and no
+    exit that has negatives enough may be seen to lose as much (`_rankings`). The score compared is the calibrated one:
+    what a gate on calibrated confidence would see.
     """
     later = window.time > trial.after
     labelled = np.flatnonzero(later & window.answered)
@@ -235,6 +235,12 @@ def _verdict(
     for one in single:
         if one.upper < -MARGIN:
             return "refuse", f"Nearer to what happened ({numbers}), but it ranks rows worse: {_limits(one)}."
+    for one in single:
+        # A few early negatives can speak for a candidate that more of them speak against.
+        if one.change < -MARGIN:
+            return "wait", (
+                f"Nearer to what happened ({numbers}), but not shown to keep the order of rows: {_limits(one)}."
+            )
     if math.isnan(whole.lower):
         return "wait", (
             f"Nearer to what happened ({numbers}), but not shown to keep the order of rows: {whole.negatives:.0f} "
