@@ -270,8 +270,8 @@ def _rankings(
 
     On labelled rows with all exits known, each weighing 1/(shadow·asked), in the order in which their labels came.
     Looks are free here, too: the limits are computed when there are 30, 60, 120, … effective negatives, on the rows up
-    to there whenever that is asked, the k-th at level 6·.05/(π²k²); the best of them is the answer. An exit alone,
-    which can only speak against the candidate, is judged on all rows.
+    to there whenever that is asked, the k-th at level 6·.05/(π²k²); the latest is the answer. An exit alone, which can
+    only speak against the candidate, is judged on all rows.
     """
     exits = [
         j
@@ -308,13 +308,13 @@ def _in_stages(exits: tuple[int, ...], new: Floats, old: Floats, target: Bools, 
     squares = np.cumsum(weight**2)
     negatives = np.divide(np.cumsum(weight) ** 2, squares, out=np.zeros(len(w)), where=squares > 0)
     total = float(negatives[-1]) if len(w) else 0.0
-    best = Ranking(exits, math.nan, math.nan, math.nan, math.nan, total)
+    latest = Ranking(exits, math.nan, math.nan, math.nan, math.nan, total)
     stage, wanted = 1, float(LEAST_NEGATIVES)
     while (enough := negatives >= wanted).any():
         rows = slice(0, int(enough.argmax()) + 1)
         found = _limit(exits, new[:, rows], old[:, rows], target[:, rows], w[rows], spent(ALPHA, stage))
         # NaN where every row should leave: nothing is then known.
-        if not math.isnan(found.lower) and not best.lower >= found.lower:
-            best = found
+        if not math.isnan(found.lower):
+            latest = found
         stage, wanted = stage + 1, 2 * wanted
-    return best
+    return latest
