@@ -168,9 +168,9 @@ def judge(
     independently of t, given the row. A weight above `heaviest` is cut to it.
 
     A candidate whose order of rows isn't the incumbent's must also show, on later rows with all exits known, that EEFP
-    doesn't fall by MARGIN: on average over the exits, each weighing as its negatives do, and no exit that has negatives
-    enough may be known to lose as much (`_rankings`). The score compared is the calibrated one: what a gate on
-    calibrated confidence would see.
+    doesn't fall by MARGIN: on average over the exits, each weighing as its negatives do, shown by a lower limit; and no
+    exit that has negatives enough may be seen to lose as much (`_rankings`). The score compared is the calibrated one:
+    what a gate on calibrated confidence would see.
     """
     later = window.time > trial.after
     labelled = np.flatnonzero(later & window.answered)
@@ -235,6 +235,12 @@ def _verdict(
     for one in single:
         if one.upper < -MARGIN:
             return "refuse", f"Nearer to what happened ({numbers}), but it ranks rows worse: {_limits(one)}."
+    for one in single:
+        # A few early negatives can speak for a candidate that more of them speak against.
+        if one.change < -MARGIN:
+            return "wait", (
+                f"Nearer to what happened ({numbers}), but not shown to keep the order of rows: {_limits(one)}."
+            )
     if math.isnan(whole.lower):
         return "wait", (
             f"Nearer to what happened ({numbers}), but not shown to keep the order of rows: {whole.negatives:.0f} "
@@ -264,8 +270,8 @@ def _rankings(
 
     On labelled rows with all exits known, each weighing 1/(shadow·asked), in the order in which their labels came.
     Looks are free here, too: the limits are computed when there are 30, 60, 120, … effective negatives, on the rows up
-    to there whenever that is asked, the k-th at level 6·.05/(π²k²); the best of them is the answer. An exit alone,
-    which can only speak against the candidate, is judged on all rows.
+    to there whenever that is asked, the k-th at level 6·.05/(π²k²); the latest is the answer. An exit alone, which can
+    only speak against the candidate, is judged on all rows.
     """
     exits = [
         j
@@ -302,13 +308,13 @@ def _in_stages(exits: tuple[int, ...], new: Floats, old: Floats, target: Bools, 
     squares = np.cumsum(weight**2)
     negatives = np.divide(np.cumsum(weight) ** 2, squares, out=np.zeros(len(w)), where=squares > 0)
     total = float(negatives[-1]) if len(w) else 0.0
-    best = Ranking(exits, math.nan, math.nan, math.nan, math.nan, total)
+    latest = Ranking(exits, math.nan, math.nan, math.nan, math.nan, total)
     stage, wanted = 1, float(LEAST_NEGATIVES)
     while (enough := negatives >= wanted).any():
         rows = slice(0, int(enough.argmax()) + 1)
         found = _limit(exits, new[:, rows], old[:, rows], target[:, rows], w[rows], spent(ALPHA, stage))
         # NaN where every row should leave: nothing is then known.
-        if not math.isnan(found.lower) and not best.lower >= found.lower:
-            best = found
+        if not math.isnan(found.lower):
+            latest = found
         stage, wanted = stage + 1, 2 * wanted
-    return best
+    return latest
