@@ -27,6 +27,8 @@ _METAVARS = {
     "device": "DEVICE",
     "timeout": "SECONDS",
     "log_level": "LEVEL",
+    "batching": "HOW",
+    "overload_operating_point": "NAME",
 }
 
 

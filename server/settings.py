@@ -80,7 +80,7 @@ class Settings(BaseSettings):
         25.0, gt=0, description="seconds from SIGTERM to the exit; what isn't answered by then gets 503"
     )
     log_level: Literal["critical", "error", "warning", "info", "debug"] = Field(
-        "warning", description="what the server logs; info has a line for each request"
+        "warning", description="what the server logs; info has lines for each request"
     )
 
     def of_a_worker(self, cpus: int) -> Self:

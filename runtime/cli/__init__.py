@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from offramp.runtime.bundle import own_version
+from offramp.runtime.cli.options import check_json
 from offramp.runtime.cli.output import discard, output
 from offramp.runtime.errors import InputError, OfframpError, OutputLost, how_to_install
 
@@ -108,7 +109,9 @@ def _run(argv: list[str], asked: str) -> int:
             loaded.add_arguments(command)
             command.epilog = f"{command.epilog or ''}\nExample: {EXAMPLES[name]}".strip()
             # Options may stand between the positionals, too; subparsers by themselves don't allow it.
-            return int(loaded.run(command.parse_intermixed_args(argv[1:])))
+            args = command.parse_intermixed_args(argv[1:])
+            check_json(getattr(args, "json", None))
+            return int(loaded.run(args))
     if not argv:
         parser.print_help()
         return 0

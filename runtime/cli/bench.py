@@ -26,7 +26,7 @@ _SIMULATED = ("lanes", "batching", "max_queued_rows", "measured_seconds")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "In the program it asks whether leaving early pays, on the CPU. With a server's address, or --load, it sends "
-        "requests over HTTP: offramp bench http://127.0.0.1:8000 test.npz --rate 70%%. "
+        "requests over HTTP: offramp bench http://127.0.0.1:8000 test.npz --rate 70%. "
         "Exit codes: 0, whether it pays or not; 2 bad input."
     )
     parser.add_argument("bundle", metavar="BUNDLE|URL", help="a bundle's folder, or a running server: http://host:port")
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     _refuse(args, ("p99_ms",), "goes with --tune")
     if args.load or "://" in args.bundle:
         return _under_load(args)
-    _refuse(args, _LOADED, "goes with a server's address, or --load")
+    _refuse(args, _LOADED, "goes with a server's address, --load or --simulate")
     with bar("benching, seconds") as progress:
         found = bench(
             args.bundle,

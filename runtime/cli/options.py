@@ -51,6 +51,16 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_json(where: Any) -> None:
+    """Raises InputError where `--json` names a file that can't be: before the work, not behind it."""
+    if not isinstance(where, str) or where == "-":
+        return
+    path = Path(where)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        found = "a folder" if path.is_dir() else f"in no folder: {path.parent} isn't there"
+        raise InputError(f"--json is {where!r}, which is {found}. Expected the path of a file.")
+
+
 def write_json(where: str | None, document: Any) -> bool:
     """Whether stdout is taken: what `--json` asked for is printed there, or written to its file."""
     if where is None:

@@ -13,7 +13,7 @@ from offramp.server.patience import Patience
 from offramp.server.protocols.hot import Handler
 from offramp.server.protocols.names import segment
 from offramp.server.protocols.openapi import documented, example_row
-from offramp.server.protocols.reading import DATATYPES, ON_REQUEST, OUTPUTS, Asked, InferRequest
+from offramp.server.protocols.reading import DATATYPES, OUTPUTS, Asked, InferRequest
 from offramp.server.query import Answer, Query
 from starlette.requests import Request
 from starlette.responses import Response
@@ -87,7 +87,11 @@ def routes(plane: DataPlane) -> APIRouter:
             for given in manifest.inputs
         ],
         "outputs": [
-            {"name": name, "datatype": datatype, "shape": [-1, len(manifest.classes)] if name in ON_REQUEST else [-1]}
+            {
+                "name": name,
+                "datatype": datatype,
+                "shape": [-1, len(manifest.classes)] if name == "probabilities" else [-1],
+            }
             for name, datatype in OUTPUTS.items()
         ],
     }

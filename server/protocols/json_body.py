@@ -78,7 +78,7 @@ def decode(body: Body, kind: type[T], limit: int) -> T:
     except msgspec.ValidationError as error:
         raise InputError(f"request body: {error}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"request body: {error}{_hint(data, str(error))}.") from error
+        raise InputError(f"request body: {_reason(data, str(error))}.") from error
     except RecursionError as error:
         raise InputError("request body: nested too deeply.") from error
     body.patience.check()
@@ -122,6 +122,15 @@ def _characters(body: bytes | bytearray) -> tuple[int, int]:
     if body.isascii() and b"\\u" not in body:
         return 1, 24
     return (4 if any(wide in body for wide in _BEYOND_UCS2) else 2), 4
+
+
+def _reason(body: bytes | bytearray, message: str) -> str:
+    """Why a body isn't JSON. msgspec says that it is truncated for an empty one, and for half a surrogate pair."""
+    if not body.strip():
+        return "it is empty, expected a JSON object"
+    if message == "Input data was truncated" and re.search(rb'\\u[dD][89abAB][0-9a-fA-F]{2}"', body):
+        return "half a surrogate pair at the end of a string, which is no character"
+    return message + _hint(body, message)
 
 
 def _hint(body: bytes | bytearray, message: str) -> str:

@@ -11,7 +11,7 @@ from offramp.server.patience import Patience
 from offramp.server.protocols.hot import Handler
 from offramp.server.protocols.openapi import documented, example_row
 from offramp.server.protocols.reading import Asked, PredictRequest
-from offramp.server.protocols.streaming import NDJSON
+from offramp.server.protocols.streaming import wants_lines
 from offramp.server.query import Answer, Query
 from offramp.server.request_id import id_of
 from starlette.requests import Request
@@ -99,7 +99,7 @@ def handler(plane: DataPlane) -> Handler:
         def finish(asked: Asked, patience: Patience) -> tuple[Query, Encode]:
             return query(asked, patience, id_of(request))
 
-        if NDJSON in request.headers.get("accept", ""):
+        if wants_lines(request.headers.get("accept", "")):
             return await plane.stream(request, "predict", finish, lines)
         return await plane.answer(request, "predict", finish)
 

@@ -19,6 +19,15 @@ from starlette.types import Receive, Scope, Send
 NDJSON = "application/x-ndjson"
 
 
+def wants_lines(accept: str) -> bool:
+    """Whether an Accept header asks for lines."""
+    for one in accept.lower().split(",") if accept else ():
+        kind, *parameters = (part.strip() for part in one.split(";"))
+        if kind == NDJSON and "q=0" not in parameters:
+            return True
+    return False
+
+
 class Stream:
     """One query's rows, some at a time. whole: its answer, once all have been given."""
 
@@ -73,13 +82,21 @@ class Streamed(Response):
         self._stack, self._first, self._parts, self._lines, self._over = stack, first, parts, lines, over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        held: list[bytes] = []
+        whole = scope.get("http_version") == "1.0"  # which knows no pieces
+
         async def line(body: bytes, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": body, "more_body": more})
+            held.append(body)
+            if whole and more:
+                return
+            await send({"type": "http.response.body", "body": b"".join(held), "more_body": more})
+            held.clear()
 
         failed: BaseException | None = None
         try:
             async with self._stack:
-                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                if not whole:
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 if self._first is not None:
                     await line(self._lines(*self._first))
                     async for ids, answer in self._parts:
@@ -91,4 +108,7 @@ class Streamed(Response):
             self._over(error)
             raise
         self._over(failed)
+        if whole:
+            length = (b"content-length", b"%d" % sum(map(len, held)))
+            await send({"type": "http.response.start", "status": 200, "headers": [*self.raw_headers, length]})
         await line(b"", more=False)

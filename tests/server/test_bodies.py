@@ -38,7 +38,8 @@ def post(client, content, **headers):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"", "truncated"),
+        (b"", "it is empty, expected a JSON object"),
+        (b" \n", "it is empty"),
         (b"{", "truncated"),
         (b"hello", "malformed"),
         (b"\xff\xfe", "malformed"),
@@ -48,7 +49,8 @@ def post(client, content, **headers):
         (b'{"instances": [[1e999, 1]]}', "$.instances"),
         (b'{"instances": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
         (b'{"instances": ' + b"[" * 900 + b"]" * 900 + b"}", "instances"),
-        (b'{"instances": [["\\ud800"]]}', "request body"),
+        (b'{"instances": [["\\ud800"]]}', "half a surrogate pair"),
+        (b'{"instances": [["a\\uDBFF b"]]}', "surrogate"),
         (GOOD + GOOD, "malformed"),
     ],
 )

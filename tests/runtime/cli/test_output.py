@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 from offramp.runtime import sample
-from offramp.runtime.cli import COMMANDS
+from offramp.runtime.cli import COMMANDS, main
 from offramp.runtime.cli.output import output
 
 CLI = [sys.executable, "-m", "offramp.runtime.cli"]
@@ -93,3 +93,10 @@ def test_what_an_encoding_lacks_is_spelled_out_and_nothing_else(printed, encodin
 def test_json_stays_what_it_is(printed, encoding):
     found = {"größte": ['🐶 "quoted" \\', "naïve – €"]}
     assert json.loads(printed(json.dumps(found, ensure_ascii=False), encoding)) == found
+
+
+@pytest.mark.parametrize(("where", "said"), [("nowhere/x.json", "nowhere isn't there"), (".", "which is a folder")])
+def test_a_json_file_that_cannot_be_is_refused_before_the_work(tmp_path, monkeypatch, capsys, where, said):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", str(tmp_path / "no bundle"), "no data", "--json", where]) == 2
+    assert said in capsys.readouterr().err

@@ -32,6 +32,8 @@ def test_live_ready_and_metadata(client):
         assert described["versions"] == ["1"]
         assert described["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 8]}]
         assert {"name": "label", "datatype": "INT64", "shape": [-1]} in described["outputs"]
+        assert {"name": "involuntary", "datatype": "BOOL", "shape": [-1]} in described["outputs"]
+        assert {"name": "probabilities", "datatype": "FP32", "shape": [-1, 5]} in described["outputs"]
         assert client.get(f"{path}/ready").json() == {"name": "rows", "ready": True}
 
 

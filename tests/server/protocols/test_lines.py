@@ -86,3 +86,32 @@ def test_a_streamed_request_is_counted_once(rows, serve):
         client.post("/v1/predict", json={"instances": X.tolist()}, headers=LINES)
         assert server.metric("requests_total", outcome="ok") == 1
         assert server.metric("rows_total", operating_point="balanced") == len(X)
+
+
+@pytest.mark.parametrize(
+    ("accept", "lines"),
+    [
+        ("Application/X-NDJSON", True),
+        ("application/json;q=0.5, application/x-ndjson ;q=0.9", True),
+        ("application/x-ndjson;q=0, application/json", False),
+        ("application/x-ndjson+other", False),
+        ("*/*", False),
+    ],
+)
+def test_lines_are_for_whoever_asks_for_them(client, accept, lines):
+    reply = client.post("/v1/predict", json={"instances": X[:2].tolist()}, headers={"Accept": accept})
+    assert (reply.headers["content-type"] == LINES["Accept"]) == lines
+
+
+def test_a_client_of_http_1_0_gets_its_lines_in_one_piece(rows, serve):
+    with serve(rows) as server:
+        body = json.dumps({"instances": X.tolist()}).encode()
+        host, port = server.url.removeprefix("http://").split(":")
+        head = b"POST /v1/predict HTTP/1.0\r\nAccept: application/x-ndjson\r\nContent-Length: %d\r\n\r\n" % len(body)
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(head + body)
+            answer = b"".join(iter(lambda: client.recv(65536), b""))
+    head, _, text = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"content-length: %d" % len(text) in head.lower()
+    assert sorted(json.loads(line)["index"] for line in text.splitlines()) == list(range(len(X)))
