@@ -1,6 +1,7 @@
 """One bundle's rows and labels, and the calibration that they have led to: what a cascade and a server hold on to."""
 
 import datetime
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # the store needs the extra `online`
     from offramp.runtime.online.store.control import Decision, Lease, State, Version
     from offramp.runtime.online.store.labelling import Outcome
 
+_log = logging.getLogger("offramp.online")
 _LEASE = 60.0  # seconds that an engine leads without a sign of life
 _SEPARATOR = "/"
 _LOG = 10_000  # decisions that a restart reads
@@ -116,7 +118,10 @@ class Learning:
             self._new_labels += outcomes.count("accepted")  # type: ignore[arg-type]
             due = self._new_labels >= self._online.every
         if due:
-            self.look()
+            try:
+                self.look()
+            except StoreError as error:  # the labels are kept, and the next ones are another occasion
+                _log.warning("recalibration was put off: %s", error)
         return outcomes
 
     def delete(self, ids: Sequence[str]) -> int:

@@ -19,7 +19,8 @@ class Online:
     nothing else; "observe" tries candidates and logs what would be done; "propose" leaves the last word to a person;
     "automatic" puts what the guard accepts in force. None is as the file says, which begins with "observe".
     recalibrator: which family is fitted, and to how much of the past. every: labels between two looks, which are free:
-    the guard's promise holds however often it is asked. rows: the newest of an operating point that a look reads.
+    the guard's promise holds however often it is asked. rows: the newest of an operating point that a look reads, which
+    takes 2 bytes for each class, exit and row meanwhile.
     share: of the judge rows that one key may have sent.
 
     With this, blocks run one by one, since every exit's logits are kept: what that costs against the cascade graph

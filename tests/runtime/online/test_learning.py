@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from offramp.runtime import Cascade, InputError, Online, OperatingPoint, sample
 from offramp.runtime.calibration_file import Calibration, write_calibration
+from offramp.runtime.errors import NotLeader
+from offramp.runtime.online.learning import Learning
 from offramp.runtime.online.recalibrator import Recalibrator
 
 pytest.importorskip("sqlalchemy")
@@ -95,6 +97,17 @@ def test_labels_by_name_twice_wrong_or_for_nobody(load):
         cascade.feedback([ids[0], "x"], [1, 1])
     with pytest.raises(InputError, match=r"labels\[0\] is 'zebra'"):
         cascade.feedback(ids[:1], ["zebra"])
+
+
+def test_labels_are_kept_whatever_becomes_of_looking_at_them(load, monkeypatch, caplog):
+    def overtaken(self):
+        raise NotLeader("another leads by now.")
+
+    monkeypatch.setattr(Learning, "look", overtaken)
+    cascade = load(every=1)
+    ids = cascade.predict({"x": X[:3]}).ids
+    assert cascade.feedback(ids, Y[:3]) == ["accepted"] * 3
+    assert "put off: another leads by now" in caplog.text
 
 
 def test_rows_that_no_threshold_let_go_are_not_kept(load):
