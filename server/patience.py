@@ -3,10 +3,12 @@
 import asyncio
 import time
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from offramp.server.errors import ClientGone, DeadlinePassed
-from starlette.requests import Request
+
+if TYPE_CHECKING:  # processes that decode bodies load no web framework
+    from starlette.requests import Request
 
 LATE = "timeout: no answer within {:g} s, given up."
 _UNHEARD = 0.02  # seconds in which nobody listens whether the client is still there
@@ -58,7 +60,7 @@ class Attended:
     most requests don't last: for them a timer that never comes is all there is.
     """
 
-    def __init__(self, request: Request, patience: Patience) -> None:
+    def __init__(self, request: "Request", patience: Patience) -> None:
         self.patience = patience
         self._request = request
         self._reading, self._looked = True, False

@@ -51,10 +51,19 @@ def isotonic_regression(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None = 
         raise InputError(f"x, y: expected (N,) of the same length ≥ 1, got {at.shape} and {outcome.shape}.")
     w = np.ones(len(at)) if weights is None else np.asarray(weights, np.float64)
     points, group = np.unique(at, return_inverse=True)
-    level = pooled(arrays.group_sums(group, w * outcome, len(points)), arrays.group_sums(group, w, len(points)))
+    level = _levels(arrays.group_sums(group, w * outcome, len(points)), arrays.group_sums(group, w, len(points)))
     changes = level[1:] != level[:-1]
     kept = np.append(True, changes) | np.append(changes, True)
     return MonotoneLine(points[kept], level[kept])
+
+
+def _levels(sums: Floats, mass: Floats) -> Floats:
+    """As `pooled`, by scipy where it is installed."""
+    try:
+        from scipy.optimize import isotonic_regression as pool_adjacent_violators
+    except ImportError:
+        return pooled(sums, mass)
+    return np.asarray(pool_adjacent_violators(sums / mass, weights=mass).x)
 
 
 def pooled(sums: Floats, mass: Floats) -> Floats:

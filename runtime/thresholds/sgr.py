@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from offramp.runtime import arrays
 from offramp.runtime.arrays import Floats, Ints
 from offramp.runtime.errors import InputError
-from offramp.runtime.thresholds.binomial import binomial_cdf, binomial_upper
+from offramp.runtime.thresholds import binomial
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def risk_bound(errors: ArrayLike, rows: ArrayLike, level: float) -> Floats:
     m = arrays.numbers(rows, "rows")
     if not ((k >= 0) & (k <= m) & np.isfinite(m)).all():
         raise InputError("errors, rows: expected counts with 0 ≤ errors ≤ rows.")
-    return binomial_upper(k, m, level)
+    return binomial.upper(k, m, level)
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,11 @@ def rank_grid(total: int, risk: float, delta: float) -> Ints:
         errors = np.unique(np.append(errors, np.geomspace(100, most, 200).astype(np.int64)))
     # m rows with k errors pass when P(Bin(m, risk) ≤ k) ≤ delta, which falls as m grows.
     low, high = errors.astype(np.int64), np.full(len(errors), total)
-    possible = (errors < total) & (binomial_cdf(np.minimum(errors, high), high, risk) <= delta)
+    possible = (errors < total) & (binomial.cdf(np.minimum(errors, high), high, risk) <= delta)
     errors, low, high = errors[possible], low[possible], high[possible]
     while (high - low > 1).any():
         middle = (low + high) // 2
-        enough = (middle > errors) & (binomial_cdf(errors, np.maximum(middle, errors + 1), risk) <= delta)
+        enough = (middle > errors) & (binomial.cdf(errors, np.maximum(middle, errors + 1), risk) <= delta)
         high, low = np.where(enough, middle, high), np.where(enough, low, middle)
     if not len(high):
         return np.zeros(0, np.int64)
@@ -251,7 +251,7 @@ def _fixed_sequence(
         # The set of a rank is the smallest whole one that has it; several ranks may share it.
         at = np.searchsorted(one.rows, ranks)
         k, m = one.errors[at], one.rows[at]
-        passed &= (k < m) & (binomial_cdf(k, m, risk) <= delta)
+        passed &= (k < m) & (binomial.cdf(k, m, risk) <= delta)
     count = int(np.logical_and.accumulate(passed).sum())
     last = int(np.searchsorted(sets.rows, ranks[count - 1])) if count else None
     if known:
@@ -270,7 +270,7 @@ def _binary(sets: TiedSets, risk: float, delta: float) -> tuple[int | None, floa
         middle = (low + high) // 2
         candidate = int(np.searchsorted(sets.rows, middle + 1))
         k, m = sets.errors[candidate], sets.rows[candidate]
-        if k < m and float(binomial_cdf(k, m, risk)) <= level:
+        if k < m and float(binomial.cdf(k, m, risk)) <= level:
             low = middle
             best = candidate if best is None else max(best, candidate)
         else:

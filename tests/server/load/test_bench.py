@@ -122,6 +122,7 @@ def test_a_full_queue_is_counted_and_reported(rows, data, serve):
     assert "413" in describe(found)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_meanwhile_is_reported(answering, rows_server, data):
     """It says what it is, and then nothing more."""
     with httpx.Client(base_url=rows_server.url) as asked:
@@ -204,7 +205,7 @@ def test_the_command_serves_a_bundle_for_the_load(rows_bundle, data, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["b/", "--rate", "5"], "--rate goes with a server's address, or --load."),
+        (["b/", "--rate", "5"], "--rate goes with a server's address, --load or --simulate."),
         (["http://localhost:1", "--pace", "5"], "--pace doesn't go with a server."),
         (["http://localhost:1", "--threads", "2"], "--threads goes with a bundle"),
         (["http://localhost:1", "--rate", "often"], "--rate is 'often', expected requests a second"),

@@ -86,6 +86,7 @@ def run(program: str, path: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_an_alarm_lasts_as_long_as_the_disk_is_full_though_nothing_waits(tmp_path):
     assert run(QUIET, tmp_path / "store.db") == ["refused", "all well: {False}", "accepted"]
 
