@@ -10,6 +10,7 @@ import resource, sys, time
 sys.path.insert(0, "tests/support")
 import numpy as np
 from kept_rows import opened, rows
+import pytest
 from offramp.runtime.errors import StoreError
 
 def room(bytes):
