@@ -4,13 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # A limit on a process's files stands for a disk that is full: root may exceed every quota, but not this.
 PROGRAM = """
 import resource, sys, time
 sys.path.insert(0, "tests/support")
 import numpy as np
 from kept_rows import opened, rows
-import pytest
 from offramp.runtime.errors import StoreError
 
 def room(bytes):
