@@ -96,15 +96,16 @@ class Predictions:
 
     def cut_short(self, rows: NDArray[np.bool_]) -> "Predictions":
         """The same answers, those `rows` involuntary as well."""
-        made = Predictions.__new__(Predictions)
-        made.__dict__.update({name: getattr(self, name) for name in _FIELDS}, involuntary=self.involuntary | rows)
-        return made
+        return self._but(involuntary=self.involuntary | rows)
 
     def named(self, ids: NDArray[Any]) -> "Predictions":
         """The same answers, by these ids."""
+        return self._but(_fetched={**self._fetched, "ids": ids})
+
+    def _but(self, **changed: Any) -> "Predictions":
+        """The same answers, but for these fields."""
         made = Predictions.__new__(Predictions)
-        made.__dict__.update({name: getattr(self, name) for name in _FIELDS})
-        made.__dict__["_fetched"] = {**self._fetched, "ids": ids}
+        made.__dict__.update({**{name: getattr(self, name) for name in _FIELDS}, **changed})
         return made
 
     @property

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from offramp.runtime.execution.answers import Ids
-from offramp.server.errors import Unavailable
+from offramp.server.errors import SHUTTING_DOWN, Unavailable
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
 from offramp.server.patience import Patience
@@ -31,7 +31,6 @@ _LAST_BATCH = 0.5  # seconds that lanes get for what they have begun when nobody
 # What takes less runs in the event loop: to wake a lane and be told takes .25 ms, where a small model's row takes .16.
 _SHORT = 0.0005
 _HERE = -1  # the event loop as a lane
-_SHUTTING_DOWN = "the server is shutting down."
 _log = logging.getLogger("uvicorn.error.offramp")
 Told = Callable[[Job, Ids], None]
 
@@ -130,12 +129,12 @@ class BatchingEngine:
 
     def check_room(self, rows: int) -> None:
         if not self._open:
-            raise Unavailable(_SHUTTING_DOWN)
+            raise Unavailable(SHUTTING_DOWN)
         self._dispatch.check_room(rows)
 
     async def infer(self, query: Query, patience: Patience, told: Told | None = None) -> Answer:
         if not self._open:
-            raise Unavailable(_SHUTTING_DOWN)
+            raise Unavailable(SHUTTING_DOWN)
         job, way = self._job(query, patience)
         if not query.rows:
             return job.answer()
@@ -162,7 +161,7 @@ class BatchingEngine:
             await asyncio.sleep(0.02)
         for caller in self._callers.values():
             if not caller.answer.done():
-                caller.answer.set_exception(Unavailable(_SHUTTING_DOWN))
+                caller.answer.set_exception(Unavailable(SHUTTING_DOWN))
         with self._change:
             self._change.notify_all()
         if first:

@@ -4,6 +4,8 @@ import math
 
 from offramp.runtime.errors import CascadeClosed, InputError, OfframpError
 
+SHUTTING_DOWN = "the server is shutting down."
+
 
 class ServerError(OfframpError):
     """An answer other than 200. `outcome` is how the request is counted in requests_total."""

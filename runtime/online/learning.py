@@ -143,8 +143,7 @@ class Learning:
         with self._looking:
             self._new_labels = 0
             lease = self._lease = self._store.lease(self._leading, self._store.engine, _LEASE)
-            self.follow()
-            state = self._store.state()
+            state = self.follow()
             if lease is None or state.frozen or state.mode == "off":
                 return []
             found: list[Found] = []
@@ -153,18 +152,16 @@ class Learning:
                 looked = contest.look(self.window(name))
                 for one in looked:
                     if one.decided:
-                        self._act(contest, one, lease)
+                        self._act(contest, one, lease, state.mode)
                     if one.kind == "accept":
                         break  # the others were judged against an incumbent that may be none any more
                 found += looked
-                self.follow()
             return found
 
-    def _act(self, contest: Contest, found: Found, lease: "Lease") -> None:
+    def _act(self, contest: Contest, found: Found, lease: "Lease", mode: str) -> None:
         """Log a verdict, and do what the mode says."""
         from offramp.runtime.online.store.control import Draft
 
-        mode = self._store.state().mode
         if found.kind != "accept":
             self._store.decide(found.kind, found.numbers, by=lease)
         elif mode == "observe":
@@ -175,6 +172,7 @@ class Learning:
             )
             self._store.decide("accept" if draft.in_force else "propose", found.numbers, by=lease, draft=draft)
         contest.end(found)
+        self.follow()  # what has just been put in force is the next point's calibration, too
 
     def _with(self, point: OperatingPoint) -> Calibration:
         now = self.calibration
@@ -183,13 +181,14 @@ class Learning:
 
     # ------------------------------------------------------------ what is in force
 
-    def follow(self) -> None:
-        """Serve what the newest decision says, whoever made it. Raises StoreError."""
-        version = self._store.state().calibration
-        if version == self.version:
-            return
-        self.in_force = version, self._own if version == 0 else self._decoded(version)
-        self._contests.clear()  # each has another incumbent now
+    def follow(self) -> "State":
+        """Serve what the newest decision says, whoever made it; what that is. Raises StoreError."""
+        state = self._store.state()
+        version = state.calibration
+        if version != self.version:
+            self.in_force = version, self._own if version == 0 else self._decoded(version)
+            self._contests.clear()  # each has another incumbent now
+        return state
 
     def state(self) -> "State":
         """What is in force, and how far it may change by itself."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from offramp.server.connections.crowd import Crowd
+from offramp.server.errors import SHUTTING_DOWN
 from offramp.server.request_id import HEADER, id_in
 from starlette.types import Message, Receive, Scope, Send
 
@@ -17,7 +18,6 @@ _LEAST_TAKEN = 64 * 2**10  # bytes of an answer that count as reading it
 _TURNED_AWAY = 0.5  # the same for one that there was no place for
 _RESET = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 _AHEAD = 64 * 2**10  # bytes behind the request in work that are read, to hear of its client's departure
-_STOPPING = "the server is shutting down."
 _CLOSE = (b"connection", b"close")
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 503: b"Service Unavailable"}
 
@@ -148,7 +148,7 @@ class Patient:
 
     def make_way(self) -> None:
         if not self.transport.is_closing() and not self.working and not self.unsent:
-            self.refuse(503, _STOPPING if self._crowd.draining else "too many connections. Try again later.")
+            self.refuse(503, SHUTTING_DOWN if self._crowd.draining else "too many connections. Try again later.")
         if self.unsent:
             self.cut_off()
         else:
@@ -161,7 +161,7 @@ class Patient:
 
     def drain(self) -> None:
         if self._awaits_body and not self.transport.is_closing():
-            self.refuse(503, _STOPPING)
+            self.refuse(503, SHUTTING_DOWN)
 
     def _lingered(self, now: float) -> bool:
         since = self._lingering.since

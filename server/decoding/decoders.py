@@ -26,7 +26,7 @@ from offramp.server.decoding.frames import (
     send,
     send_bytes,
 )
-from offramp.server.errors import NotSupported, TooLarge, Unavailable
+from offramp.server.errors import SHUTTING_DOWN, NotSupported, TooLarge, Unavailable
 from offramp.server.protocols.json_body import Body
 from offramp.server.protocols.reading import Asked, Limits
 
@@ -159,7 +159,7 @@ class Decoders:
                 decoder.close()
             else:
                 if not self._open:
-                    raise Unavailable("the server is shutting down.")
+                    raise Unavailable(SHUTTING_DOWN)
                 decoder = Decoder(self._setup)
             self._busy.add(decoder)
             return decoder

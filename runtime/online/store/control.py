@@ -8,10 +8,9 @@ from typing import Any
 
 import sqlalchemy as sa
 from offramp.runtime.errors import InputError, NotLeader
+from offramp.runtime.online.online import MODES
 from offramp.runtime.online.store.schema import decisions, leases, states, versions
 from offramp.runtime.online.store.source import Source, add
-
-MODES = ("off", "observe", "propose", "automatic")
 
 
 @dataclass(frozen=True)
