@@ -57,7 +57,7 @@ class Cascade:
         self._shortened: dict[int, Route] = {}
         self._prepared = executor.prepare(self.route, self.batch_rows, self._fetch_again)
         self._preprocessor = preprocessor or lru_cache(maxsize=1)(bundle.preprocessor)
-        self._learning, self._version = learning, 0
+        self.learning, self._version = learning, 0
         self._options: dict[str, Any] | None = None  # of `load`, where it made this
         _warn_of_dead_exits(point)
 
@@ -147,7 +147,7 @@ class Cascade:
             self.executor,
             batch_rows=self.batch_rows,
             preprocessor=self._preprocessor,
-            learning=self._learning,
+            learning=self.learning,
         )
         made._options = self._options
         return made
@@ -204,8 +204,8 @@ class Cascade:
     def close(self) -> None:
         """Let graphs and memory go, for every cascade that shares the executor. Calls that are under way finish."""
         self.executor.close()
-        if self._learning is not None:
-            self._learning.close()
+        if self.learning is not None:
+            self.learning.close()
 
     def __enter__(self) -> Self:
         return self
@@ -238,6 +238,7 @@ class Cascade:
         max_exit: int | None = None,
         deadline: float | None = None,
         stop: Callable[[], bool] | None = None,
+        seen: Seen | None = None,
     ) -> Predictions:
         """Answer N rows.
 
@@ -251,16 +252,17 @@ class Cascade:
         always answers, a block that runs is waited for; it goes from block to block. Rows that either cut short have
         the answer of the last open exit that they reached, and are `involuntary`.
         stop: asked in front of each batch, and of each block where blocks are run one by one; once it says yes nothing
-        more is begun and Stopped is raised.
+        more is begun and Stopped is raised. seen: to be filled with what every exit says that runs, by whoever keeps
+        that himself: the cascade then keeps none of it.
 
         A row's answer doesn't depend on the rows beside it. Raises InputError naming the input at fault,
         CascadeClosed after close() or in a forked process.
         """
-        learning = self._learning
+        learning = None if seen is not None else self.learning
         if learning is not None and learning.version != self._version:
             self._take_up(learning)
         plain = max_exit is None and deadline is None and not (fetch or allow_nonfinite)
-        if plain and self._prepared is not None and learning is None:
+        if plain and self._prepared is not None and learning is None and seen is None:
             out = self._prepared(inputs, stop)
             if out is not None:
                 return out
@@ -271,7 +273,8 @@ class Cascade:
                 raise InputError(f"fetch has {kind!r}, expected any of {FETCHABLE}.")
         arrays, sizes = check_inputs(inputs, self.manifest, allow_nonfinite=allow_nonfinite)
         route = self.route if max_exit is None else self._route_to(max_exit)
-        seen = None if learning is None else Seen(len(self.exits), sizes["batch"])
+        if learning is not None:
+            seen = Seen(len(self.exits), sizes["batch"])
         version = self._version
         call = Call(route, arrays, sizes, wanted, limit=self.batch_rows, stop=stop, seen=seen)
 
@@ -296,9 +299,9 @@ class Cascade:
     @property
     def recalibration(self) -> Learning:
         """What this cascade has kept and learnt. Raises InputError where it was loaded without `recalibration`."""
-        if self._learning is None:
+        if self.learning is None:
             raise InputError("this cascade keeps nothing: load it with recalibration=Online(path).")
-        return self._learning
+        return self.learning
 
     def feedback(self, ids: Sequence[str], labels: Any, *, key: str | None = None) -> list[Any]:
         """Labels of answered rows, by `Predictions.ids`; as `Learning.feedback`."""

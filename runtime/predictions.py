@@ -247,21 +247,32 @@ class Records:
 
 
 class Seen:
-    """Scores and logits of N rows at J exits, filled in as exits run.
+    """Scores and logits of N rows at J exits, filled in as exits run, by several threads if need be.
 
-    score: float32 (J, N), NaN where an exit didn't run. logits: J entries, float32 (N, C), or None where no row came.
+    score: float32 (J, N), NaN where an exit didn't run.
     """
 
     def __init__(self, exits: int, rows: int) -> None:
         self.score = np.full((exits, rows), np.nan, np.float32)
-        self.logits: list[NDArray[np.float32] | None] = [None] * exits
+        self._logits: dict[int, NDArray[np.float32]] = {}
+
+    @property
+    def logits(self) -> list[NDArray[np.float32] | None]:
+        """J entries, float32 (N, C), or None where no row came."""
+        return [self._logits.get(exit) for exit in range(len(self.score))]
 
     def keep(
         self, exit: int, ids: NDArray[np.int64], score: NDArray[np.floating], logits: NDArray[np.floating]
     ) -> None:
         """Write down what an exit said of rows `ids`, one entry a row."""
         self.score[exit, ids] = score
-        held = self.logits[exit]
-        if held is None:
-            held = self.logits[exit] = np.zeros((self.score.shape[1], logits.shape[1]), np.float32)
+        held = self._logits.get(exit)
+        if held is None:  # another thread may find the same
+            held = self._logits.setdefault(exit, np.zeros((self.score.shape[1], logits.shape[1]), np.float32))
         held[ids] = logits
+
+    def place(self, ids: NDArray[np.int64], part: "Seen") -> None:
+        """Write down what was seen of rows `ids` by themselves."""
+        for exit, logits in enumerate(part.logits):
+            if logits is not None:
+                self.keep(exit, ids, part.score[exit], logits)

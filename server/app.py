@@ -22,6 +22,8 @@ from offramp.server.protocols.names import Names
 from offramp.server.protocols.openapi import add_schemas
 from offramp.server.protocols.raw import RawRows
 from offramp.server.protocols.reading import Limits
+from offramp.server.recalibration.keeping import Keeping
+from offramp.server.recalibration.recalibrating import online_of, recalibrating
 from offramp.server.request_id import RequestIds
 from offramp.server.settings import Settings
 
@@ -40,8 +42,13 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
     settings = settings or Settings.of()
     given = isinstance(bundle, Cascade)
     cascade = bundle if isinstance(bundle, Cascade) else load(bundle or settings.bundle, settings)
+    if settings.recalibration is not None and cascade.learning is None:
+        raise InputError("recalibration is set, but this cascade keeps nothing: load it with recalibration=Online(…).")
     points = operating_points.OperatingPoints(cascade)
     counters = metrics.Metrics(cascade.manifest, points.points)
+    keeping = None
+    if cascade.learning is not None:
+        keeping = Keeping(cascade.learning, cascade.manifest, settings.recalibration_shadow)
     engine = BatchingEngine(
         points,
         counters,
@@ -50,6 +57,7 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
         batching=settings.batching,
         stalled_after=settings.stalled_after,
         overload=_overload(settings, points),
+        keeping=keeping,
     )
     memory = Memory(settings.max_bytes_in_flight)
     raw = RawRows(cascade, settings.max_decoded_bytes)
@@ -57,9 +65,12 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
     decoders = Decoders(cascade.manifest, limits)
     plane = DataPlane(cascade.manifest, points, engine, counters, settings, memory, raw, limits, decoders)
 
+    recalibration, schemas, learns = recalibrating(plane, keeping)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
+        async with learns():
+            yield
         await engine.close(settings.drain_timeout)
         decoders.close()
         counters.close()
@@ -84,6 +95,7 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
     app.add_middleware(Names, manifest=cascade.manifest)
     app.add_middleware(RequestIds)
     for router in (
+        recalibration,
         predict.routes(plane),
         inference.routes(plane),
         operating_points.routes(points),
@@ -93,7 +105,7 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
         app.include_router(router)
     hot = {predict.PATH: predict.handler(plane), **dict.fromkeys(inference.paths(plane), inference.handler(plane))}
     add_hot_routes(app, hot)
-    add_schemas(app, [*predict.SCHEMAS, *inference.SCHEMAS])
+    add_schemas(app, [*predict.SCHEMAS, *inference.SCHEMAS, *schemas])
     return app
 
 
@@ -120,4 +132,5 @@ def load(bundle: str | Path | None, settings: Settings) -> Cascade:
         operating_point=settings.operating_point,
         threads=settings.threads,
         spin_us=settings.spin_us,
+        recalibration=online_of(settings),
     )

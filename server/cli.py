@@ -28,6 +28,11 @@ _METAVARS = {
     "timeout": "SECONDS",
     "log_level": "LEVEL",
     "batching": "HOW",
+    "recalibration": "WHERE",
+    "recalibration_mode": "MODE",
+    "recalibration_shadow": "SHARE",
+    "recalibration_share": "SHARE",
+    "kept_durably": "YES|NO",
     "overload_operating_point": "NAME",
 }
 

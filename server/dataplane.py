@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import TypeVar
 
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.execution.answers import Ids
@@ -18,8 +19,8 @@ from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
 from offramp.server.patience import Attended, Patience
 from offramp.server.protocols.hot import Answered
-from offramp.server.protocols.json_body import Body
-from offramp.server.protocols.packing import ENCODINGS
+from offramp.server.protocols.json_body import Body, decode
+from offramp.server.protocols.packing import ENCODINGS, unpacked
 from offramp.server.protocols.raw import RawRows
 from offramp.server.protocols.reading import READERS, Asked, Limits
 from offramp.server.protocols.streaming import Stream, Streamed
@@ -37,6 +38,7 @@ UNPACKED_APART = 2**10
 """The same of a packed body, which may become a thousand times as large."""
 Encode = Callable[[Answer], bytes]
 Lines = Callable[[Ids, Answer], bytes]
+T = TypeVar("T")
 Finish = Callable[[Asked, Patience], tuple[Query, Encode]]
 
 
@@ -104,6 +106,13 @@ class DataPlane:
 
         return Streamed(stack, first, parts, lines, over)
 
+    async def read(self, request: Request, kind: type[T]) -> T:
+        """The JSON body of a request that asks no prediction. Raises InputError naming the field, TooLarge."""
+        with Hold(self.memory) as held, self._attended(request) as attended:
+            body = await self._body(request, held, attended)
+            plain = unpacked(body, self.limits.body_bytes)
+            return await off_loop(body.size, lambda: decode(plain, kind, self.limits.decoded_bytes))
+
     def _attended(self, request: Request) -> Attended:
         return Attended(request, Patience(self.settings.timeout, "the request body didn't arrive within {:g} seconds."))
 
@@ -138,7 +147,7 @@ class DataPlane:
     def _read(self, body: Body, kind: str, finish: Finish) -> tuple[Query, Encode]:
         return finish(READERS[kind](body, self.manifest, self.limits), body.patience)
 
-    def query(self, asked: Asked, patience: Patience) -> Query:
+    def query(self, asked: Asked, patience: Patience, request_id: str) -> Query:
         """The query that a request asks for.
 
         Raises InputError for fields that don't fit this model; what `Engine.check_room` raises before any work on it.
@@ -158,6 +167,7 @@ class DataPlane:
             priority=fields.priority,
             named=fields.operating_point is not None,
             deadline=fields.deadline,
+            request_id=request_id,
         )
 
 

@@ -15,11 +15,13 @@ from functools import partial
 from typing import Protocol
 
 from offramp.runtime.execution.answers import Ids
+from offramp.runtime.predictions import Seen
 from offramp.server.errors import SHUTTING_DOWN, Unavailable
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
 from offramp.server.patience import Patience
 from offramp.server.query import Answer, Query
+from offramp.server.recalibration.keeping import Keeping
 from offramp.server.scheduling.choice import Ways
 from offramp.server.scheduling.dispatch import Dispatch
 from offramp.server.scheduling.job import Job, Rows
@@ -95,11 +97,12 @@ class BatchingEngine:
         batching: str = "auto",
         stalled_after: float = 60.0,
         overload: Overload | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
         """max_queued_rows: that may wait in all. batching: one of BATCHING. stalled_after: seconds that a batch may
-        run until the engine isn't ready any more.
+        run until the engine isn't ready any more. keeping: who has what exits say of answered rows.
         """
-        self._points, self._metrics, self._overload = points, metrics, overload
+        self._points, self._metrics, self._overload, self._keeping = points, metrics, overload, keeping
         self._lane_count, self._stalled_after = lanes, stalled_after
         self._last_exit = len(points.exits) - 1
         self._padding = Padding(points.cascade(points.default, self._last_exit).manifest)
@@ -146,12 +149,15 @@ class BatchingEngine:
                 self._run_here_or_wake_a_lane(job, way)
             if query.deadline is not None:
                 timer = caller.loop.call_later(query.deadline, self._expire, job)
-            return await caller.answer
+            answer = await caller.answer
         finally:
             if timer is not None:
                 timer.cancel()
             del self._callers[job]
             self._withdraw(job)
+        if self._keeping is not None:
+            self._keeping.answered(job, answer, self.infer)
+        return answer
 
     async def close(self, within: float = math.inf) -> None:
         first, self._open = self._open, False
@@ -174,14 +180,24 @@ class BatchingEngine:
         return not any(lane.is_alive() for lane in self._lanes)
 
     def _job(self, query: Query, patience: Patience) -> tuple[Job, Way]:
+        if query.seen is not None:
+            return self._shadow(query, patience)
         point, overload = query.operating_point, self._overload
         if overload is not None and not query.named and self.queued_rows >= overload.rows:
             point = overload.operating_point
         cascade = self._points.cascade(point, query.max_exit)
         job = Job(query, cascade.route, patience, time.monotonic())
-        job.point = point
+        job.point, job.version = point, self._points.version
+        if self._keeping is not None:
+            job.seen = Seen(self._last_exit + 1, query.rows)
         if point != query.operating_point or query.max_exit != self._last_exit:
             job.own = self._points.cascade(query.operating_point, self._last_exit).route
+        return job, self._ways.of(job, cascade)
+
+    def _shadow(self, query: Query, patience: Patience) -> tuple[Job, Way]:
+        cascade = self._points.whole()
+        job = Job(query, cascade.route, patience, time.monotonic())
+        job.seen = query.seen
         return job, self._ways.of(job, cascade)
 
     def _admit(self, job: Job, way: Way) -> bool:
@@ -260,7 +276,8 @@ class BatchingEngine:
         started = self._began[number]
         self._metrics.batch(batch.rows, batch.place.stage)
         for job in begun:
-            self._metrics.waited(started - job.arrived)
+            if job.query.seen is None:  # a shadow run may wait for as long as there is anything else
+                self._metrics.waited(started - job.arrived)
         outcome = self.run_batch(batch)
         with self._change:
             del self._began[number]

@@ -38,6 +38,13 @@ class QueueFull(ServerError):
         self.headers = {"Retry-After": str(max(1, math.ceil(retry_after)))}
 
 
+class Conflict(ServerError):
+    """Somebody else decided first."""
+
+    status = 409
+    outcome = "rejected"
+
+
 class NotSupported(ServerError):
     """A part of a protocol that this server doesn't speak."""
 

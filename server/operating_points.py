@@ -1,5 +1,7 @@
 """The operating points a server offers, and the route that lists them."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -7,18 +9,38 @@ from fastapi import APIRouter
 from offramp.runtime.bundle import encode_number
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
+from offramp.runtime.points import OperatingPoint
 from starlette.responses import Response
+
+_WHOLE = "", -1  # no point has that name
 
 
 class OperatingPoints:
-    """The bundle's operating points by name, each as a cascade over the same sessions."""
+    """The bundle's operating points by name, each as a cascade over the same sessions.
+
+    Where the cascade learns, they are those of the calibration in force. learning: what it has learnt, None where it
+    doesn't. version: of the calibration that the last cascade came from, 0 for the bundle's own.
+    """
 
     def __init__(self, cascade: Cascade) -> None:
         self.default = cascade.operating_point.name
-        self.points = {**cascade.calibration.points, self.default: cascade.operating_point}
         self.exits = [e.name for e in cascade.manifest.exits]
+        self.learning = cascade.learning
+        self.version = 0
         self._cascade = cascade
+        self._own = cascade.calibration.points.get(self.default) != cascade.operating_point
+        self._calibration = cascade.calibration
         self._ready: dict[tuple[str, int], Cascade] = {}
+
+    @property
+    def points(self) -> Mapping[str, OperatingPoint]:
+        """By name."""
+        if self.learning is not None and self.learning.version != self.version:
+            self.version, self._calibration = self.learning.in_force
+            self._ready = {}
+        if self._own:
+            return {**self._calibration.points, self.default: self._cascade.operating_point}
+        return self._calibration.points
 
     def choose(self, name: str | None, max_exit: int | None) -> tuple[str, int]:
         """The point and the last exit for a request. Raises InputError naming the field that is wrong."""
@@ -32,10 +54,22 @@ class OperatingPoints:
 
     def cascade(self, name: str, max_exit: int) -> Cascade:
         """The cascade at what `choose` chose. There are at most points × exits of them, so all are kept."""
-        key = name, max_exit
+        key, points = (name, max_exit), self.points
         if key not in self._ready:
-            self._ready[key] = self._cascade.at(self._cascade.calibration.stopping_at(self.points[name], max_exit))
+            self._ready[key] = self._at(self._calibration.stopping_at(points[name], max_exit))
         return self._ready[key]
+
+    def whole(self) -> Cascade:
+        """The cascade for rows that are run to the end with every exit looked at."""
+        if _WHOLE not in self._ready:
+            open_ = OperatingPoint((*[0.0] * (len(self.exits) - 1), -math.inf)).out_of_reach()
+            self._ready[_WHOLE] = self._at(open_)
+        return self._ready[_WHOLE]
+
+    def _at(self, point: OperatingPoint) -> Cascade:
+        """A cascade that keeps nothing by itself."""
+        root = self._cascade
+        return type(root)(root.bundle, self._calibration, point, root.executor, batch_rows=root.batch_rows)
 
     def describe(self) -> dict[str, Any]:
         manifest = self._cascade.manifest

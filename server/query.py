@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.execution.answers import Answers
+from offramp.runtime.predictions import Seen
 
 PRIORITIES = range(1, 10)  # 1 goes first
 DEFAULT_PRIORITY = 5
@@ -30,7 +31,8 @@ class Query:
     """What a request asks of the model. operating_point and max_exit are valid: see OperatingPoints.choose.
 
     named: whether the request itself named the point, which then is never replaced by another. deadline: seconds after
-    which the best answer so far will do.
+    which the best answer so far will do. request_id: by which its rows are kept. seen: of a shadow run, whose rows
+    have been answered and go to the last exit so that this is filled with what every exit says of them.
     """
 
     groups: tuple[Group, ...]
@@ -42,6 +44,8 @@ class Query:
     priority: int = DEFAULT_PRIORITY
     named: bool = True
     deadline: float | None = None
+    request_id: str = ""
+    seen: Seen | None = None
 
     @property
     def bytes(self) -> int:

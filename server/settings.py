@@ -52,6 +52,23 @@ class Settings(BaseSettings):
         None, description="operating point of requests that name none while overload_rows wait"
     )
     overload_rows: int = Field(1024, ge=1, description="rows that wait when overload_operating_point takes over")
+    recalibration: str | None = Field(
+        None, description="SQLite file, or postgresql://…, where answered rows and labels are kept; default: nowhere"
+    )
+    recalibration_mode: Literal["off", "observe", "propose", "automatic"] | None = Field(
+        None, description="what is done with labels; default: as that file says, which begins with observe"
+    )
+    recalibration_shadow: float = Field(
+        0.01, ge=0, le=1, description="share of the rows that leave early to be run to the end after their answer"
+    )
+    recalibration_share: float = Field(
+        1.0, gt=0, le=1, description="most of the rows that judge a candidate that one client may have labelled"
+    )
+    recalibration_rows: int = Field(10_000, ge=1, description="newest rows of a point that figures and fits are from")
+    kept_rows: int = Field(100_000, ge=1, description="answered rows that are kept; the oldest go first")
+    kept_bytes: int = Field(512 * 2**20, ge=1, description="bytes that they may hold")
+    kept_days: float = Field(30.0, gt=0, description="days after which they go")
+    kept_durably: bool = Field(False, description="answer only when the row is on the disk: a crash then loses none")
     stalled_after: float = Field(
         60.0, gt=0, description="seconds a batch may run until the server isn't ready any more"
     )

@@ -160,6 +160,14 @@ def _broken(rows: Window, chosen: SelectiveRisk) -> bool:
     return bool(1.0 - risk_bound(right, answered, chosen.level) > chosen.target)
 
 
+def promised_risk(point: OperatingPoint) -> float | None:
+    """The selective risk that an operating point promises; None without a promise, or one that couldn't be kept."""
+    promise = point.provenance.get(KEEPS_PROMISE)
+    if not isinstance(promise, Mapping) or "risk" not in promise or not promise.get("feasible", True):
+        return None
+    return float(promise["risk"])
+
+
 def fitted_on(point: OperatingPoint) -> float | None:
     """Seconds, the last row that a point made online was fitted on; None for one of the offline job's."""
     origin = point.provenance.get(ORIGIN)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,16 +21,32 @@ from offramp.runtime.online.gauges import Gauges, measure
 from offramp.runtime.online.online import Online
 from offramp.runtime.online.window import Window
 from offramp.runtime.points import OperatingPoint
-from offramp.runtime.predictions import Predictions, Seen
+from offramp.runtime.predictions import Seen
 
 if TYPE_CHECKING:  # the store needs the extra `online`
     from offramp.runtime.online.store.control import Decision, Lease, State, Version
     from offramp.runtime.online.store.labelling import Outcome
 
 _log = logging.getLogger("offramp.online")
-_LEASE = 60.0  # seconds that an engine leads without a sign of life
+_LEASE = 15.0  # seconds that an engine leads without a sign of life
 _SEPARATOR = "/"
 _LOG = 10_000  # decisions that a restart reads
+
+
+class Answered(Protocol):
+    """Rows' answers, whoever gives them; as in `Predictions`."""
+
+    @property
+    def label(self) -> NDArray[np.int64]: ...
+
+    @property
+    def exit(self) -> NDArray[np.int32]: ...
+
+    @property
+    def abstain(self) -> NDArray[np.bool_]: ...
+
+    @property
+    def involuntary(self) -> NDArray[np.bool_]: ...
 
 
 class Learning:
@@ -50,6 +66,7 @@ class Learning:
             bundle=manifest.digest,
             exits=len(manifest.exits),
             classes=manifest.classes,
+            limits=online.limits,
         )
         self._contests: dict[str, Contest] = {}
         self._looking = Lock()
@@ -67,6 +84,26 @@ class Learning:
     def version(self) -> int:
         return self.in_force[0]
 
+    @property
+    def method(self) -> str:
+        """By which candidates are fitted."""
+        return self._online.recalibrator.method
+
+    @property
+    def alarm(self) -> str | None:
+        """Why nothing can be kept at present; None when all is well."""
+        return self._store.alarm
+
+    @property
+    def kept(self) -> int:
+        """Rows kept since this began."""
+        return self._store.counts.kept
+
+    @property
+    def dropped(self) -> int:
+        """Rows that found no place since this began."""
+        return self._store.dropped
+
     def close(self) -> None:
         """Write what waits, and let go of the store."""
         with self._looking, suppress(StoreError):
@@ -77,16 +114,20 @@ class Learning:
 
     # ------------------------------------------------------------ rows and labels
 
-    def keep(self, version: int, point: str, out: Predictions, seen: Seen) -> NDArray[Any]:
-        """Keep answered rows; (N,) their ids. Never waits.
+    def keep(self, version: int, point: str, out: Answered, seen: Seen) -> NDArray[Any]:
+        """Keep answered rows under a name of their own; (N,) their ids. As `keep_as`."""
+        request = secrets.token_hex(16)
+        self.keep_as(request, version, point, out, seen)
+        return np.array([f"{request}{_SEPARATOR}{k}" for k in range(len(out.label))], dtype=object)
 
-        version: under which they were answered. What was cut short, or has no label, gets an id and isn't kept: no
-        rule's threshold has decided about it.
+    def keep_as(self, request: str, version: int, point: str, out: Answered, seen: Seen, shadow: float = 0.0) -> None:
+        """Keep the answered rows of a request. Never waits, unless it is to be durable.
+
+        version: under which they were answered. shadow: the probability with which a row that left early is run to the
+        end afterwards. What was cut short, or has no label, isn't kept: no rule's threshold has decided about it.
         """
         from offramp.runtime.online.store.served import Served
 
-        request = secrets.token_hex(16)
-        ids = np.array([f"{request}{_SEPARATOR}{k}" for k in range(len(out))], dtype=object)
         rows = np.flatnonzero(~out.involuntary & (out.label >= 0))
         if len(rows):
             last = len(seen.score) - 1
@@ -101,10 +142,9 @@ class Learning:
                     abstained=out.abstain[rows],
                     score=seen.score[:, rows],
                     logits=[None if z is None else z[rows] for z in seen.logits],
-                    shadow=np.where(out.exit[rows] == last, 1.0, 0.0),
+                    shadow=np.where(out.exit[rows] == last, 1.0, shadow),
                 )
             )
-        return ids
 
     def feedback(self, ids: Sequence[str], labels: ArrayLike, key: str | None = None) -> "list[Outcome]":
         """Give rows their labels, by number or class name; what became of each.
@@ -113,20 +153,32 @@ class Learning:
         another calibration (see `look`), in the caller's thread. Raises InputError, StoreError.
         """
         names = [_name(id, at) for at, id in enumerate(ids)]
-        outcomes = self._store.feedback([name for name, _ in names], [row for _, row in names], labels, key)
-        with self._looking:
-            self._new_labels += outcomes.count("accepted")  # type: ignore[arg-type]
-            due = self._new_labels >= self._online.every
-        if due:
+        outcomes = self.label([name for name, _ in names], [row for _, row in names], labels, key)
+        self._new_labels += sum(outcome == "accepted" for outcome in outcomes)
+        if self._new_labels >= self._online.every:
             try:
                 self.look()
             except StoreError as error:  # the labels are kept, and the next ones are another occasion
                 _log.warning("recalibration was put off: %s", error)
         return outcomes
 
+    def label(
+        self, requests: Sequence[str], rows: Sequence[int], labels: ArrayLike, key: str | None = None
+    ) -> "list[Outcome]":
+        """Give rows their labels, and no more; as `Store.feedback`."""
+        return self._store.feedback(requests, rows, labels, key)
+
+    def complete(self, requests: Sequence[str], rows: Sequence[int], seen: Seen) -> None:
+        """Add what exits say of rows that were run to the end after their answer. Waits as `keep_as`."""
+        self._store.complete(requests, rows, seen.score, seen.logits)
+
     def delete(self, ids: Sequence[str]) -> int:
         """Forget these rows' whole requests; how many rows that were."""
-        return self._store.delete(sorted({_name(id, at)[0] for at, id in enumerate(ids)}))
+        return self.forget(sorted({_name(id, at)[0] for at, id in enumerate(ids)}))
+
+    def forget(self, requests: Sequence[str]) -> int:
+        """Forget all rows of these requests; how many that were."""
+        return self._store.delete(requests)
 
     def gauges(self, point: str) -> Gauges:
         """The figures of an operating point's newest rows. Raises InputError, StoreError."""
@@ -135,27 +187,34 @@ class Learning:
 
     # ------------------------------------------------------------ looking
 
+    def lead(self) -> bool:
+        """Lead, or go on leading, for a quarter of a minute; False while another engine does. Raises StoreError."""
+        with self._looking:
+            self._lease = self._store.lease(self._leading, self._store.engine, _LEASE)
+            return self._lease is not None
+
     def look(self) -> list[Found]:
         """Try what the labels so far say, and act on it as the mode says. One engine of several does.
 
         Returns what was found at each operating point whose candidates were judged. Raises StoreError.
         """
+        self._new_labels = 0
+        return [found for name in self.calibration.points for found in self.look_at(name, self.window(name))]
+
+    def look_at(self, name: str, window: Window) -> list[Found]:
+        """As `look`, at one operating point. window: its newest rows."""
         with self._looking:
-            self._new_labels = 0
             lease = self._lease = self._store.lease(self._leading, self._store.engine, _LEASE)
             state = self.follow()
             if lease is None or state.frozen or state.mode == "off":
                 return []
-            found: list[Found] = []
-            for name in self.calibration.points:
-                contest = self._contest(name)
-                looked = contest.look(self.window(name))
-                for one in looked:
-                    if one.decided:
-                        self._act(contest, one, lease, state.mode)
-                    if one.kind == "accept":
-                        break  # the others were judged against an incumbent that may be none any more
-                found += looked
+            contest = self._contest(name)
+            found = contest.look(window)
+            for one in found:
+                if one.decided:
+                    self._act(contest, one, lease, state.mode)
+                if one.kind == "accept":
+                    break  # the others were judged against an incumbent that may be none any more
             return found
 
     def _act(self, contest: Contest, found: Found, lease: "Lease", mode: str) -> None:

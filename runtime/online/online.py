@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from offramp.runtime.errors import InputError
+from offramp.runtime.online.limits import Limits
 from offramp.runtime.online.recalibrator import Recalibrator
 
 Mode = Literal["off", "observe", "propose", "automatic"]
@@ -21,7 +22,7 @@ class Online:
     recalibrator: which family is fitted, and to how much of the past. every: labels between two looks, which are free:
     the guard's promise holds however often it is asked. rows: the newest of an operating point that a look reads, which
     takes 2 bytes for each class, exit and row meanwhile.
-    share: of the judge rows that one key may have sent.
+    share: of the judge rows that one key may have sent. limits: how much is kept, and how soon it is on the disk.
 
     With this, blocks run one by one, since every exit's logits are kept: what that costs against the cascade graph
     depends on the model, and is least where blocks are large.
@@ -33,6 +34,7 @@ class Online:
     every: int = 100
     rows: int = 20_000
     share: float = 1.0
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if self.mode is not None and self.mode not in MODES:

@@ -15,6 +15,7 @@ from offramp.server.protocols.names import segment
 from offramp.server.protocols.openapi import documented, example_row
 from offramp.server.protocols.reading import DATATYPES, OUTPUTS, Asked, InferRequest
 from offramp.server.query import Answer, Query
+from offramp.server.request_id import id_of
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -43,8 +44,8 @@ def handler(plane: DataPlane) -> Handler:
     """What answers an inference request, whatever its path."""
     manifest = plane.manifest
 
-    def query(asked: Asked, patience: Patience) -> tuple[Query, Encode]:
-        made, name, outputs = plane.query(asked, patience), asked.fields.id, asked.fields.outputs
+    def query(asked: Asked, patience: Patience, request_id: str) -> tuple[Query, Encode]:
+        made, name, outputs = plane.query(asked, patience, request_id), asked.fields.id, asked.fields.outputs
         return made, lambda answer: encode(name, outputs, made, answer)
 
     def encode(id: str | None, outputs: list[str], query: Query, answer: Answer) -> bytes:
@@ -59,7 +60,10 @@ def handler(plane: DataPlane) -> Handler:
         )
 
     async def infer(request: Request) -> Response:
-        return await plane.answer(request, "binary" if _is_binary(request) else "infer", query)
+        def finish(asked: Asked, patience: Patience) -> tuple[Query, Encode]:
+            return query(asked, patience, id_of(request))
+
+        return await plane.answer(request, "binary" if _is_binary(request) else "infer", finish)
 
     return infer
 

@@ -28,15 +28,17 @@ class Error(msgspec.Struct):
     request_id: str
 
 
-def documented(request: type[Any], response: type[Any], example: Any) -> dict[str, Any]:
-    """Arguments for a route: the schemas of its bodies, and a request that works as it stands."""
+def documented(request: type[Any] | None, response: type[Any], example: Any = None) -> dict[str, Any]:
+    """Arguments for a route: the schemas of its bodies, and a request that works as it stands.
+
+    request: None for a route that takes no body.
+    """
+    body: dict[str, Any] = {}
+    if request is not None:
+        content = {"application/json": {"schema": _reference(request), "example": example}}
+        body = {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
     return {
-        "openapi_extra": {
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": _reference(request), "example": example}},
-            }
-        },
+        **body,
         "responses": {
             200: {"description": "The answer", "content": {"application/json": {"schema": _reference(response)}}},
             **{

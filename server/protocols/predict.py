@@ -64,7 +64,7 @@ def handler(plane: DataPlane) -> Handler:
     manifest, points, encoder = plane.manifest, plane.points, msgspec.json.Encoder()
 
     def query(asked: Asked, patience: Patience, request_id: str) -> tuple[Query, Encode]:
-        made = plane.query(asked, patience)
+        made = plane.query(asked, patience, request_id)
         return made, lambda answer: encode(made, answer, request_id)
 
     def columns(answer: Answer) -> Iterator[tuple[Any, ...]]:

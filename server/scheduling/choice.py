@@ -81,7 +81,8 @@ class Ways:
             return self._alone.setdefault(id(cascade), AloneWay(cascade, self._padding))
         if len(route.stages) == 1 and not job.anytime:
             return self._stage_way(route.gate.point.exits)
-        if self._graph is not None and self.through_graph and route.threshold_inputs is not None and not job.anytime:
+        one_by_one = job.anytime or job.seen is not None  # the graph says nothing of exits that a row goes on from
+        if self._graph is not None and self.through_graph and route.threshold_inputs is not None and not one_by_one:
             return self._graph
         exits = route.gate.point.exits
         return self._stage_way(self._shared if set(exits) <= set(self._shared) else exits)

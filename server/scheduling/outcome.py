@@ -75,6 +75,16 @@ class Answering:
                     leave = self._decide(route, j, chosen)
                     assert leave.all(), "the graph and the gate disagree on who leaves"
 
+    def keep(self, j: int) -> None:
+        """Write down what exit j says of every row, for those jobs that keep it."""
+        assert self._logits is not None
+        start = 0
+        for job, rows in self._parts:
+            stop = start + len(rows)
+            if job.seen is not None:
+                job.seen.keep(j, rows.ids, self._score[start:stop], self._logits[start:stop])
+            start = stop
+
     def ask(self, j: int) -> NDArray[np.bool_]:
         """Ask every row's gate at exit j. Returns which rows leave."""
         leaves = np.zeros(len(self._label), bool)

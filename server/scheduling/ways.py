@@ -8,6 +8,7 @@ from offramp.runtime.errors import Stopped
 from offramp.runtime.execution.executor import Executor, State
 from offramp.runtime.execution.route import Route, threshold_rows
 from offramp.runtime.inputs import rows_of
+from offramp.runtime.predictions import Seen
 from offramp.server.scheduling.job import Job, Rows
 from offramp.server.scheduling.outcome import Answering, Outcome
 from offramp.server.scheduling.padding import Padding
@@ -112,6 +113,8 @@ class StageWay:
         if step.exit is not None:
             logits = None if step.logits is None else found[step.logits]
             answering = Answering(parts, found[step.label], found[step.score], logits)
+            if logits is not None:
+                answering.keep(step.exit)
             leaves = answering.ask(step.exit)
             outcome.settled = answering.hand_out(leaves)
             if step.exit == self._first_exit:
@@ -178,9 +181,12 @@ class AloneWay:
                 arrays = rows_of(rows.state, self._cascade.manifest, int(rows.at[0]), int(rows.at[-1]) + 1)
             fetch = ("probabilities",) if job.query.probabilities else ()
             try:
-                out = self._cascade.predict(arrays, fetch=fetch, stop=job.over, deadline=job.seconds_left)
+                seen = None if job.seen is None else Seen(len(self._cascade.exits), len(rows))
+                out = self._cascade.predict(arrays, fetch=fetch, stop=job.over, deadline=job.seconds_left, seen=seen)
             except Stopped:
                 continue
+            if job.seen is not None and seen is not None:
+                job.seen.place(rows.ids, seen)
             job.answers.place(rows.ids, out)
             outcome.executed = tuple(map(sum, zip(outcome.executed, out.executed, strict=True))) or out.executed
             outcome.settled.append((job, rows.ids))

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from offramp.runtime.online.limits import Limits
 from offramp.runtime.online.store.served import Served
-from offramp.runtime.online.store.store import Limits, Store
+from offramp.runtime.online.store.store import Store
 
 EXITS, CLASSES = 3, 5
 

@@ -1,0 +1,83 @@
+"""What an engine does about labels beside answering: it follows what was decided, and the leader decides."""
+
+import asyncio
+import logging
+import time
+from dataclasses import asdict
+from typing import Any
+
+from offramp.runtime.errors import OfframpError
+from offramp.runtime.online.contest import promised_risk
+from offramp.runtime.online.gauges import Gauges, measure
+from offramp.runtime.online.learning import Learning
+from offramp.server.recalibration.keeping import Keeping
+from offramp.server.recalibration.risk_metrics import RiskMetrics
+
+_EVERY = 1.0  # seconds between two looks at what was decided
+_MEASURED_EVERY = (5.0, 60.0)  # seconds between two readings of the window, at least and at most
+_SHARE = 0.01  # of the time that reading it and all that follows may take
+_log = logging.getLogger("offramp.online")
+
+
+class Follower:
+    """One engine's. figures: the newest by operating point, {} on one that doesn't lead."""
+
+    def __init__(self, learning: Learning, keeping: Keeping, metrics: RiskMetrics) -> None:
+        self._learning, self._keeping, self._metrics = learning, keeping, metrics
+        self._due = 0.0
+        self.leads = False
+        self.figures: dict[str, Gauges] = {}
+
+    async def run(self) -> None:
+        """Until it is cancelled. Whatever goes wrong is logged, and tried again."""
+        said = ""
+        while True:
+            try:
+                await asyncio.to_thread(self._once)
+                said = ""
+            except OfframpError as error:
+                if str(error) != said:  # once a second it would fill the log
+                    said = str(error)
+                    _log.warning("recalibration was put off: %s", said)
+            except Exception:
+                _log.exception("recalibration was put off")
+            await asyncio.sleep(_EVERY)
+
+    def _once(self) -> None:
+        learning = self._learning
+        self._metrics.kept(learning, self._keeping.completed)
+        learning.follow()
+        led, self.leads = self.leads, learning.lead()
+        if not self.leads:
+            if led:
+                self.figures = {}
+                self._metrics.hide()
+            return
+        started = time.monotonic()
+        if started >= self._due:
+            for name in list(learning.calibration.points):
+                self._measure(name)
+            ended = time.monotonic()
+            least, most = _MEASURED_EVERY
+            self._due = ended + min(max(least, (ended - started) / _SHARE), most)
+
+    def _measure(self, name: str) -> None:
+        """Look at an operating point's newest rows."""
+        learning = self._learning
+        window = learning.window(name)
+        if not len(window):
+            return
+        self._metrics.decided(found.kind for found in learning.look_at(name, window) if found.decided)
+        point = learning.calibration.point(name)
+        gauges = self.figures[name] = measure(window, point, version=learning.version)
+        self._metrics.show(name, gauges, promised_risk(point), ())
+
+    def describe(self) -> dict[str, Any]:
+        """The newest figures by operating point, as JSON has them."""
+        return {
+            name: {
+                **{key: dict(value) if isinstance(value, dict) else value for key, value in asdict(gauges).items()},
+                "promised_risk": promised_risk(self._learning.calibration.point(name)),
+            }
+            for name, gauges in self.figures.items()
+        }

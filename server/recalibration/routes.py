@@ -1,0 +1,215 @@
+"""POST /v1/feedback takes labels; /v1/recalibration says what came of them, and lets a person decide."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter
+from offramp.runtime.errors import InputError, NotLeader, StoreError
+from offramp.runtime.online.learning import Learning
+from offramp.server.dataplane import DataPlane
+from offramp.server.errors import Conflict, Unavailable
+from offramp.server.protocols.openapi import documented
+from offramp.server.recalibration.follower import Follower
+from offramp.server.recalibration.risk_metrics import RiskMetrics
+from starlette.requests import Request
+from starlette.responses import Response
+
+T = TypeVar("T")
+ASSUMES = (
+    "These figures hold only where a label comes whether or not the answer was right and whoever gave it, and for "
+    "those rows alone that labels are asked for."
+)
+_DECISIONS = 100
+_log = logging.getLogger("uvicorn.error.offramp")
+
+
+class Label(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a row was. request_id: the answer's, or its header X-Request-ID. index: of the row in its request. label: a
+    class number or a class name."""
+
+    request_id: str
+    label: int | str
+    index: int = 0
+
+
+class FeedbackRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What answered rows were: one of them, by request_id, index (0 if it isn't said) and label, or many in labels."""
+
+    request_id: str | None = None
+    label: int | str | None = None
+    index: int = 0
+    labels: list[Label] | None = None
+
+    def all(self) -> list[Label]:
+        """Whichever way they came. Raises InputError."""
+        if self.labels is not None:
+            if self.request_id is not None or self.label is not None:
+                raise InputError("labels stands beside request_id or label, expected one or the other.")
+            return self.labels
+        if self.request_id is None or self.label is None:
+            missing = "request_id" if self.request_id is None else "label"
+            raise InputError(f"{missing} is missing, expected request_id and label, or labels: a list of such.")
+        return [Label(request_id=self.request_id, label=self.label, index=self.index)]
+
+
+class FeedbackResponse(msgspec.Struct, kw_only=True):
+    """outcomes: what became of each label, in their order: accepted; duplicate, the row has this very label;
+    conflicting, it has another, which stays; late, it was served and is kept no longer; unknown, no such row."""
+
+    outcomes: list[str]
+
+
+class DeleteResponse(msgspec.Struct, kw_only=True):
+    """rows: how many were kept of the request, and aren't any more."""
+
+    rows: int
+
+
+class Person(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """by: who decides, for the log."""
+
+    by: str
+
+
+class PromoteRequest(Person, forbid_unknown_fields=True, kw_only=True):
+    """version: to put in force; 0 is the bundle's own calibration. by: who decides, for the log."""
+
+    version: int
+
+
+class FreezeRequest(Person, forbid_unknown_fields=True, kw_only=True):
+    """frozen: whether nothing may change by itself. by: who decides, for the log."""
+
+    frozen: bool = True
+
+
+class StateResponse(msgspec.Struct, kw_only=True):
+    """version: of the calibration in force; 0 is the bundle's own. leads: whether this engine decides, and has figures
+    by operating point. assumes: what figures and promises rest on. versions, decisions: newest last."""
+
+    model: str
+    version: int
+    mode: str
+    frozen: bool
+    leads: bool
+    assumes: str
+    store: dict[str, Any]
+    figures: dict[str, Any]
+    versions: list[dict[str, Any]]
+    decisions: list[dict[str, Any]]
+
+
+SCHEMAS = (FeedbackRequest, FeedbackResponse, DeleteResponse, Person, PromoteRequest, FreezeRequest, StateResponse)
+
+
+def routes(plane: DataPlane, learning: Learning, follower: Follower, metrics: RiskMetrics) -> APIRouter:
+    router = APIRouter(tags=["recalibration"])
+    example: Any = {"request_id": "0f3a…", "index": 0, "label": plane.manifest.classes[0]}
+    person = {"by": "a name"}
+
+    @router.post("/v1/feedback", **documented(FeedbackRequest, FeedbackResponse, example))
+    async def feedback(request: Request) -> Response:
+        """Say what answered rows were. A label counts from then on; the first one of a row stays."""
+        labels = (await plane.read(request, FeedbackRequest)).all()
+        for k, one in enumerate(labels):
+            if not 0 <= one.index < 2**31:
+                raise InputError(f"labels[{k}].index is {one.index}, expected a row's place in its request, 0 or more.")
+        outcomes = await _off_loop(
+            lambda: (
+                learning.label(
+                    [one.request_id for one in labels],
+                    [one.index for one in labels],
+                    [one.label for one in labels],
+                    _key(request),
+                )
+                if labels
+                else []
+            )
+        )
+        metrics.labelled(outcomes)
+        return _json(FeedbackResponse(outcomes=[str(one) for one in outcomes]))
+
+    @router.delete("/v1/feedback/{request_id}", **documented(None, DeleteResponse))
+    async def delete(request_id: str) -> Response:
+        """Forget all that is kept of a request."""
+        return _json(DeleteResponse(rows=await _off_loop(lambda: learning.forget([request_id]))))
+
+    @router.get("/v1/recalibration", **documented(None, StateResponse))
+    async def state(decisions: str = str(_DECISIONS)) -> Response:
+        """What is in force, what was found, and why."""
+        if not decisions.isdecimal() or not 0 < int(decisions) <= 10_000:
+            raise InputError(f"decisions is {decisions[:40]!r}, expected how many of the newest, 1 to 10000.")
+        return _json(await _off_loop(lambda: described(int(decisions))))
+
+    @router.post("/v1/recalibration/promote", **documented(PromoteRequest, StateResponse, {"version": 1, **person}))
+    async def promote(request: Request) -> Response:
+        """Put a version in force."""
+        asked = await plane.read(request, PromoteRequest)
+        return await decided(lambda: learning.promote(asked.version, by=_named(asked)))
+
+    @router.post("/v1/recalibration/rollback", **documented(Person, StateResponse, person))
+    async def rollback(request: Request) -> Response:
+        """Put in force what was before the version that is now."""
+        asked = await plane.read(request, Person)
+        return await decided(lambda: learning.rollback(by=_named(asked)))
+
+    @router.post("/v1/recalibration/freeze", **documented(FreezeRequest, StateResponse, {"frozen": True, **person}))
+    async def freeze(request: Request) -> Response:
+        """Let nothing change by itself, or let it again."""
+        asked = await plane.read(request, FreezeRequest)
+        return await decided(lambda: learning.freeze(asked.frozen, by=_named(asked)))
+
+    async def decided(decide: Callable[[], Any]) -> Response:
+        await _off_loop(decide)
+        return _json(await _off_loop(lambda: described(_DECISIONS)))
+
+    def described(decisions: int) -> StateResponse:
+        now = learning.state()
+        return StateResponse(
+            model=plane.manifest.name,
+            version=now.calibration,
+            mode=now.mode,
+            frozen=now.frozen,
+            leads=follower.leads,
+            assumes=ASSUMES,
+            store={"alarm": learning.alarm, "kept": learning.kept, "dropped": learning.dropped},
+            figures=follower.describe(),
+            versions=[
+                {"version": one.version, "parent": one.parent, "time": one.time, "method": one.method}
+                for one in learning.versions()
+            ],
+            decisions=[asdict(one) for one in learning.decisions(decisions)],
+        )
+
+    return router
+
+
+async def _off_loop(work: Callable[[], T]) -> T:
+    """Databases may take their time."""
+    try:
+        return await asyncio.to_thread(work)
+    except NotLeader as error:
+        raise Conflict(str(error)) from error
+    except StoreError as error:  # which says where it lies on this machine
+        _log.warning("%s", error)
+        raise Unavailable("the store of answered rows can't be read or written at present.") from error
+
+
+def _key(request: Request) -> str:
+    """Who sends labels: by what it authorises itself with, else from where it comes. Only a number of it is kept."""
+    given = request.headers.get("authorization")
+    return given or (request.client.host if request.client else "")
+
+
+def _named(asked: Person) -> str:
+    if not asked.by.strip():
+        raise InputError("by is empty, expected the name of who decides.")
+    return asked.by
+
+
+def _json(made: Any) -> Response:
+    return Response(msgspec.json.encode(made), media_type="application/json")
