@@ -271,6 +271,13 @@ class Seen:
             held = self._logits.setdefault(exit, np.zeros((self.score.shape[1], logits.shape[1]), np.float32))
         held[ids] = logits
 
+    def part(self, rows: slice) -> "Seen":
+        """What was seen of some rows."""
+        made = Seen(len(self.score), 0)
+        made.score = self.score[:, rows]
+        made._logits = {exit: logits[rows] for exit, logits in self._logits.items()}
+        return made
+
     def place(self, ids: NDArray[np.int64], part: "Seen") -> None:
         """Write down what was seen of rows `ids` by themselves."""
         for exit, logits in enumerate(part.logits):

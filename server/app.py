@@ -65,11 +65,11 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
     decoders = Decoders(cascade.manifest, limits)
     plane = DataPlane(cascade.manifest, points, engine, counters, settings, memory, raw, limits, decoders)
 
-    recalibration, schemas, learns = recalibrating(plane, keeping)
+    learns = recalibrating(plane, keeping)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with learns():
+        async with learns.beside():
             yield
         await engine.close(settings.drain_timeout)
         decoders.close()
@@ -87,6 +87,8 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
     )
     app.state.decoders = decoders
     app.state.engine = engine
+    app.state.follower = learns.follower
+    app.state.keeping = keeping
     app.state.memory = memory
     app.state.metrics = counters
     app.state.operating_points = points
@@ -95,7 +97,7 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
     app.add_middleware(Names, manifest=cascade.manifest)
     app.add_middleware(RequestIds)
     for router in (
-        recalibration,
+        learns.routes,
         predict.routes(plane),
         inference.routes(plane),
         operating_points.routes(points),
@@ -105,7 +107,7 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
         app.include_router(router)
     hot = {predict.PATH: predict.handler(plane), **dict.fromkeys(inference.paths(plane), inference.handler(plane))}
     add_hot_routes(app, hot)
-    add_schemas(app, [*predict.SCHEMAS, *inference.SCHEMAS, *schemas])
+    add_schemas(app, [*predict.SCHEMAS, *inference.SCHEMAS, *learns.schemas])
     return app
 
 

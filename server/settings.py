@@ -68,6 +68,7 @@ class Settings(BaseSettings):
     kept_rows: int = Field(100_000, ge=1, description="answered rows that are kept; the oldest go first")
     kept_bytes: int = Field(512 * 2**20, ge=1, description="bytes that they may hold")
     kept_days: float = Field(30.0, gt=0, description="days after which they go")
+    kept_unflushed: int = Field(2048, ge=1, description="rows that wait for the disk at most: what a crash can lose")
     kept_durably: bool = Field(False, description="answer only when the row is on the disk: a crash then loses none")
     stalled_after: float = Field(
         60.0, gt=0, description="seconds a batch may run until the server isn't ready any more"

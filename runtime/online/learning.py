@@ -100,6 +100,11 @@ class Learning:
         return self._store.counts.kept
 
     @property
+    def room(self) -> int:
+        """Rows that find a place now; those that wait for the disk leave it within seconds."""
+        return self._store.room
+
+    @property
     def dropped(self) -> int:
         """Rows that found no place since this began."""
         return self._store.dropped
@@ -171,6 +176,10 @@ class Learning:
     def complete(self, requests: Sequence[str], rows: Sequence[int], seen: Seen) -> None:
         """Add what exits say of rows that were run to the end after their answer. Waits as `keep_as`."""
         self._store.complete(requests, rows, seen.score, seen.logits)
+
+    def flush(self) -> None:
+        """Return when all that was kept is on the disk. Raises StoreError."""
+        self._store.flush()
 
     def delete(self, ids: Sequence[str]) -> int:
         """Forget these rows' whole requests; how many rows that were."""

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from offramp.runtime.errors import OfframpError
+from offramp.runtime.online import gauges
 from offramp.runtime.online.contest import promised_risk
-from offramp.runtime.online.gauges import Gauges, measure
+from offramp.runtime.online.gauges import Gauges
 from offramp.runtime.online.learning import Learning
 from offramp.server.recalibration.keeping import Keeping
 from offramp.server.recalibration.risk_metrics import RiskMetrics
@@ -33,7 +34,7 @@ class Follower:
         said = ""
         while True:
             try:
-                await asyncio.to_thread(self._once)
+                await asyncio.to_thread(self.look)
                 said = ""
             except OfframpError as error:
                 if str(error) != said:  # once a second it would fill the log
@@ -43,7 +44,11 @@ class Follower:
                 _log.exception("recalibration was put off")
             await asyncio.sleep(_EVERY)
 
-    def _once(self) -> None:
+    def look(self, *, measure: bool = False) -> None:
+        """Follow what was decided; who leads reads the window when it is time for that. measure: now, in any case.
+
+        Raises StoreError.
+        """
         learning = self._learning
         self._metrics.kept(learning, self._keeping.completed)
         learning.follow()
@@ -54,7 +59,7 @@ class Follower:
                 self._metrics.hide()
             return
         started = time.monotonic()
-        if started >= self._due:
+        if measure or started >= self._due:
             for name in list(learning.calibration.points):
                 self._measure(name)
             ended = time.monotonic()
@@ -69,15 +74,15 @@ class Follower:
             return
         self._metrics.decided(found.kind for found in learning.look_at(name, window) if found.decided)
         point = learning.calibration.point(name)
-        gauges = self.figures[name] = measure(window, point, version=learning.version)
-        self._metrics.show(name, gauges, promised_risk(point), ())
+        figures = self.figures[name] = gauges.measure(window, point, version=learning.version)
+        self._metrics.show(name, figures, promised_risk(point), ())
 
     def describe(self) -> dict[str, Any]:
         """The newest figures by operating point, as JSON has them."""
         return {
             name: {
-                **{key: dict(value) if isinstance(value, dict) else value for key, value in asdict(gauges).items()},
+                **asdict(figures),
                 "promised_risk": promised_risk(self._learning.calibration.point(name)),
             }
-            for name, gauges in self.figures.items()
+            for name, figures in self.figures.items()
         }

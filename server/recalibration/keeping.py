@@ -17,6 +17,7 @@ from offramp.server.scheduling.job import Job
 
 _LAST = 25  # levels of priority are half seconds: everybody who comes in the next ten goes first
 _PATIENCE = 60.0  # seconds in which a row is run to the end, or isn't
+_AT_ONCE = 256  # rows on their way to the store
 _MOST, _MOST_BYTES = 256, 64 * 2**20  # requests, and bytes of their inputs, that may wait for that
 
 Infer = Callable[[Query, Patience], Awaitable[Answer]]
@@ -40,6 +41,11 @@ class Keeping:
         self._bytes = 0
         self.completed = 0
         """Rows that have been run to the end."""
+
+    @property
+    def running(self) -> int:
+        """Requests of whose rows some wait to be run to the end, or are."""
+        return len(self._running)
 
     def answered(self, job: Job, answer: Answer, infer: Infer) -> None:
         """Keep a job's rows, and run some of them to the end. infer: answers a query."""
@@ -79,7 +85,12 @@ class Keeping:
             return
         finally:
             self._bytes -= shadow.bytes
-        self._learning.complete([query.request_id] * len(rows), rows, seen)
+        for start in range(0, len(rows), _AT_ONCE):
+            some = slice(start, start + _AT_ONCE)
+            # Rows that don't come to the store because it is busy would be missing where there is much to do.
+            while self._learning.room < _AT_ONCE and self._learning.alarm is None:
+                await asyncio.sleep(0.1)
+            self._learning.complete([query.request_id] * len(rows[some]), rows[some], seen.part(some))
         self.completed += len(rows)
 
     def _groups(self, query: Query, drawn: NDArray[np.bool_]) -> tuple[tuple[Group, ...], list[int]]:

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 from offramp.runtime.online.limits import Limits
@@ -11,6 +12,9 @@ from offramp.runtime.online.online import Online
 from offramp.server.dataplane import DataPlane
 from offramp.server.recalibration.keeping import Keeping
 from offramp.server.settings import Settings
+
+if TYPE_CHECKING:
+    from offramp.server.recalibration.follower import Follower
 
 Beside = Callable[[], AbstractAsyncContextManager[None]]
 
@@ -28,18 +32,29 @@ def online_of(settings: Settings) -> Online | None:
             rows=settings.kept_rows,
             bytes=settings.kept_bytes,
             days=settings.kept_days,
+            unflushed=settings.kept_unflushed,
             durable=settings.kept_durably,
         ),
     )
 
 
-def recalibrating(plane: DataPlane, keeping: Keeping | None) -> tuple[APIRouter, Sequence[type[Any]], Beside]:
-    """The routes, their structs, and what runs as long as the server does. keeping: None where nothing is kept."""
+@dataclass(frozen=True)
+class Recalibrating:
+    """routes, and the structs that they speak in. beside: what runs as long as the server does. follower: see there."""
+
+    routes: APIRouter
+    schemas: Sequence[type[Any]] = ()
+    beside: Beside = nullcontext
+    follower: "Follower | None" = None
+
+
+def recalibrating(plane: DataPlane, keeping: Keeping | None) -> Recalibrating:
+    """What a server does about labels. keeping: None where nothing is kept."""
     learning = plane.points.learning
     if learning is None or keeping is None:
         from offramp.server.recalibration.refusals import refusals
 
-        return refusals(), (), _nothing
+        return Recalibrating(refusals())
     # The store needs the extra `online`.
     from offramp.server.recalibration.follower import Follower
     from offramp.server.recalibration.risk_metrics import RiskMetrics
@@ -59,9 +74,4 @@ def recalibrating(plane: DataPlane, keeping: Keeping | None) -> tuple[APIRouter,
                 await following
             await keeping.close()
 
-    return routes(plane, learning, follower, metrics), SCHEMAS, beside
-
-
-@asynccontextmanager
-async def _nothing() -> AsyncIterator[None]:
-    yield
+    return Recalibrating(routes(plane, learning, follower, metrics), SCHEMAS, beside, follower)

@@ -127,6 +127,11 @@ class Store:
         """Rows that weren't kept because too many waited already, or the disk didn't take them."""
         return self._writer.dropped
 
+    @property
+    def room(self) -> int:
+        """Rows that find a place now."""
+        return self._writer.room
+
     # ------------------------------------------------------------ rows
 
     def append(self, batch: Served) -> bool:
