@@ -8,18 +8,18 @@ a million rows doesn't drown what begins now, and all of them together err with 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike
-from offramp.runtime import arrays
-from offramp.runtime.arrays import Array, Floats, Ints
+from offramp.runtime import arrays, scores
+from offramp.runtime.arrays import Array, Bools, Floats, Ints
 from offramp.runtime.errors import InputError
 from offramp.runtime.online.betting import STAKES, mixed, spent
-from offramp.runtime.online.recalibrator import evenly
 from offramp.runtime.online.window import Window
 
+WATCHED = ("exit", "score", "coverage", "risk", "agreement")
 TENTHS = 10
 TOLERANCE = 0.02
 
@@ -168,24 +168,38 @@ def limits(counts: ArrayLike, tolerance: float = TOLERANCE, delta: float = 0.05)
 
 @dataclass
 class Alarms:
-    """All that is watched of one operating point. edges: (9,) between the tenths of the reference's served scores."""
+    """All that is watched of one operating point. edges: (9,) between the tenths of the reference's served scores.
+
+    heaviest: what a row weighs at most, by what is watched. Rows are thinned at random to weigh equally, and one that
+    weighs more is taken for one of these.
+    """
 
     alarms: Mapping[str, ShareAlarm]
     edges: Floats
+    heaviest: Mapping[str, float]
+    _random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     @classmethod
     def of(
-        cls, reference: Window, *, risk: float | None = None, alpha: float = 0.05, tolerance: float = TOLERANCE
+        cls,
+        reference: Window,
+        *,
+        risk: float | None = None,
+        alpha: float = 0.05,
+        tolerance: float = TOLERANCE,
+        only: Collection[str] = WATCHED,
     ) -> "Alarms":
         """From rows that show what is usual; risk: the promised one, default that of the reference.
 
-        α is shared out evenly over the five, half of each for the reference's own uncertainty.
+        α is shared out evenly over the five, half of each for the reference's own uncertainty. only: which of them.
         """
-        scored = _served_score(reference)
-        edges = np.quantile(scored, np.arange(1, TENTHS) / TENTHS)
-        part = alpha / 5
+        every = np.arange(len(reference))
+        scored = _served_score(reference, every) if "score" in only else np.zeros(1)
+        made = cls({}, np.quantile(scored, np.arange(1, TENTHS) / TENTHS), _heaviest(reference))
+        part = alpha / len(WATCHED)
         alarms = {}
-        for what, (seen, size) in _watched(reference, edges).items():
+        for what in only:
+            seen, size = made._categories(what, reference, every)
             counts = np.bincount(np.where((seen >= 0) & (seen < size), seen, size), minlength=size + 1)
             if what == "risk" and risk is not None:
                 low, high = np.zeros(1), np.array([risk])
@@ -196,41 +210,68 @@ class Alarms:
             if what == "risk":
                 low = np.zeros(1)
             alarms[what] = ShareAlarm(what, low, high, part / 2)
-        return cls(alarms, edges)
+        made.alarms = alarms
+        return made
 
-    def update(self, rows: Window) -> list[Signal]:
+    def update(self, rows: Window, at: Ints | None = None) -> list[Signal]:
         """Take rows that came since, each once, and say what is out of its limits.
 
         A row counts for risk when it is labelled, for agreement when it left early and was run to the end. A caller
-        whose labels or shadow runs come late passes those rows again in a window of their own through `update_one`.
+        whose labels or shadow runs come late passes those rows again to alarms on these alone. at: row numbers, in the
+        order in which they count; default all.
         """
-        watched = _watched(rows, self.edges)
-        found = [self.alarms[what].update(seen) for what, (seen, _) in watched.items()]
-        return [one for one in found if one is not None]
+        return [one for what in self.alarms if (one := self.update_one(what, rows, at)) is not None]
 
-    def update_one(self, what: str, rows: Window) -> Signal | None:
-        """Take rows for one of the five alone: "exit", "score", "coverage", "risk" or "agreement"."""
-        watched = _watched(rows, self.edges)
-        if what not in watched:
-            raise InputError(f"what: expected one of {', '.join(watched)}, got {what!r}.")
-        return self.alarms[what].update(watched[what][0])
+    def update_one(self, what: str, rows: Window, at: Ints | None = None) -> Signal | None:
+        """Take rows for one of them alone: "exit", "score", "coverage", "risk" or "agreement"."""
+        if what not in self.alarms:
+            raise InputError(f"what: expected one of {', '.join(self.alarms)}, got {what!r}.")
+        return self.alarms[what].update(self._categories(what, rows, np.arange(len(rows)) if at is None else at)[0])
+
+    def _categories(self, what: str, rows: Window, at: Ints) -> tuple[Ints, int]:
+        """Each row's category, of those that count, and how many there are; a share of one is that of zeros.
+
+        Logits are read of rows that have to be compared, and of no others.
+        """
+        at = at[counting(what, rows, at)]
+        if what == "exit":
+            return rows.exit[at], rows.exits
+        if what == "score":
+            return np.searchsorted(self.edges, _served_score(rows, at)).astype(np.int64), TENTHS
+        if what == "coverage":
+            return rows.abstained[at].astype(np.int64), 1
+        at = self._even(at, 1 / _chance(what, rows)[at], self.heaviest[what])
+        served = scores.top_label(rows.logits[rows.exit[at], at])
+        if what == "risk":
+            return (served == rows.label[at]).astype(np.int64), 1
+        return (served != scores.top_label(rows.logits[-1, at])).astype(np.int64), 1
+
+    def _even(self, at: Ints, weights: Floats, heaviest: float) -> Ints:
+        """Those of the rows that stand for equally many each."""
+        if not len(at) or weights.min() >= heaviest:
+            return at
+        return at[self._random.random(len(at)) * heaviest < weights]
 
 
-def _served_score(rows: Window) -> Array:
-    return np.asarray(rows.score[rows.exit, np.arange(len(rows))], np.float64)
+def counting(what: str, rows: Window, at: Ints) -> Bools:
+    """(len(at),) whether a row counts: for risk when labelled and answered, for agreement an early leaver run to the
+    end, otherwise any."""
+    if what == "risk":
+        return np.asarray((rows.label[at] >= 0) & ~rows.abstained[at])
+    if what == "agreement":
+        return np.asarray((rows.exit[at] < rows.exits - 1) & ~np.isnan(rows.score[:, at]).any(axis=0))
+    return np.ones(len(at), bool)
 
 
-def _watched(rows: Window, edges: Floats) -> dict[str, tuple[Ints, int]]:
-    """Each row's category and how many there are, by what is watched; a share of one category is that of zeros."""
-    answered = np.flatnonzero(rows.answered)
-    answered = answered[evenly(rows.weights[answered])]
-    early = np.flatnonzero(rows.complete & (rows.exit < rows.exits - 1))
-    early = early[evenly(1 / rows.shadow[early])]
-    agrees = rows.served[early] == rows.tops[-1, early]
-    return {
-        "exit": (rows.exit, rows.exits),
-        "score": (np.searchsorted(edges, _served_score(rows)).astype(np.int64), TENTHS),
-        "coverage": (rows.abstained.astype(np.int64), 1),
-        "risk": (rows.correct[answered].astype(np.int64), 1),
-        "agreement": (1 - agrees.astype(np.int64), 1),
-    }
+def _served_score(rows: Window, at: Ints) -> Array:
+    return np.asarray(rows.score[rows.exit[at], at], np.float64)
+
+
+def _chance(what: str, rows: Window) -> Floats:
+    """(n,) with which probability a row's label was sought, or its remaining exits were run; NaN and 0 count as 1."""
+    chance = rows.asked if what == "risk" else rows.shadow
+    return np.asarray(np.where(chance > 0, chance, 1.0))
+
+
+def _heaviest(reference: Window) -> dict[str, float]:
+    return {what: float((1 / _chance(what, reference)).max(initial=1.0)) for what in ("risk", "agreement")}

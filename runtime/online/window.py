@@ -12,6 +12,8 @@ from offramp.runtime.calibration import Calibrator
 from offramp.runtime.errors import InputError
 from offramp.runtime.points import OperatingPoint
 
+_BY_EXIT = ("score", "logits")  # the exits come first there, then the rows
+
 
 @dataclass(frozen=True)
 class Window:
@@ -31,6 +33,7 @@ class Window:
         whole way by itself.
     asked: (n,) float64, the probability with which a label of the row was sought; NaN where unknown, which counts as 1.
     key: (n,) int64, who sent the label, a number a client; −1 unknown.
+    seq: (n,) int64, the row's number in its store; None for rows of no store.
     """
 
     time: Floats
@@ -45,6 +48,7 @@ class Window:
     shadow: Floats
     asked: Floats
     key: Ints
+    seq: Ints | None = None
 
     def __post_init__(self) -> None:
         n = len(self.time)
@@ -53,9 +57,9 @@ class Window:
                 f"window: expected score (exits, rows) and logits (exits, rows, classes), got {self.score.shape} and "
                 f"{self.logits.shape}."
             )
-        for name in (field.name for field in fields(self) if field.name not in ("score", "logits")):
-            if getattr(self, name).shape != (n,):
-                raise InputError(f"window: expected {name} of {n} rows, got shape {getattr(self, name).shape}.")
+        for name, a in self._columns().items():
+            if name not in _BY_EXIT and a.shape != (n,):
+                raise InputError(f"window: expected {name} of {n} rows, got shape {a.shape}.")
         if self.score.shape[1] != n:
             raise InputError(f"window: expected score of {n} rows, got shape {self.score.shape}.")
         if n and not (self.exit.min() >= 0 and self.exit.max() < self.exits):
@@ -92,9 +96,8 @@ class Window:
         # A window that keeps every row needs no copy of its logits.
         if len(kept) == len(self):
             return self
-        held: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        columns = ("score", "logits")
-        return Window(**{name: a[:, kept] if name in columns else a[kept] for name, a in held.items()})
+        held = self._columns()
+        return Window(**{name: a[:, kept] if name in _BY_EXIT else a[kept] for name, a in held.items()})
 
     def at(self, point: str) -> "Window":
         """The rows of one operating point."""
@@ -107,6 +110,16 @@ class Window:
     def after(self, time: float) -> "Window":
         """The rows answered later than that."""
         return self.take(self.time > time)
+
+    def then(self, later: "Window") -> "Window":
+        """These rows and, behind them, others of the same bundle."""
+        more = later._columns()
+        pairs = {name: [a, more[name]] for name, a in self._columns().items() if name in more}
+        return Window(**{name: np.concatenate(pair, axis=int(name in _BY_EXIT)) for name, pair in pairs.items()})
+
+    def _columns(self) -> dict[str, Any]:
+        held = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: a for name, a in held.items() if a is not None}
 
     # ------------------------------------------------------------ which rows
 

@@ -62,4 +62,5 @@ def _window(lines: Sequence[Any], source: Source) -> Window:
         shadow=column("shadow", np.float64),
         asked=column("asked", np.float64, np.nan),
         key=column("key", np.int64, -1),
+        seq=column("seq", np.int64),
     )
