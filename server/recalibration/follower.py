@@ -11,6 +11,8 @@ from offramp.runtime.online import gauges
 from offramp.runtime.online.contest import promised_risk
 from offramp.runtime.online.gauges import Gauges
 from offramp.runtime.online.learning import Learning
+from offramp.runtime.online.watch import Watch
+from offramp.runtime.online.window import Window
 from offramp.server.recalibration.keeping import Keeping
 from offramp.server.recalibration.risk_metrics import RiskMetrics
 
@@ -26,6 +28,7 @@ class Follower:
     def __init__(self, learning: Learning, keeping: Keeping, metrics: RiskMetrics) -> None:
         self._learning, self._keeping, self._metrics = learning, keeping, metrics
         self._due = 0.0
+        self._watches: dict[str, Watch] = {}
         self.leads = False
         self.figures: dict[str, Gauges] = {}
 
@@ -55,7 +58,7 @@ class Follower:
         led, self.leads = self.leads, learning.lead()
         if not self.leads:
             if led:
-                self.figures = {}
+                self.figures, self._watches = {}, {}
                 self._metrics.hide()
             return
         started = time.monotonic()
@@ -75,7 +78,18 @@ class Follower:
         self._metrics.decided(found.kind for found in learning.look_at(name, window) if found.decided)
         point = learning.calibration.point(name)
         figures = self.figures[name] = gauges.measure(window, point, version=learning.version)
-        self._metrics.show(name, figures, promised_risk(point), ())
+        self._metrics.show(name, figures, promised_risk(point), self._drifted(name, window))
+
+    def _drifted(self, name: str, window: Window) -> list[str]:
+        """What has left its limits since the version in force began, or since this engine leads."""
+        version = self._learning.version
+        watch = self._watches.get(name)
+        if watch is None or watch.version != version:
+            risk = promised_risk(self._learning.calibration.point(name))
+            watch = self._watches[name] = Watch(version, risk=risk)
+        for signal in watch.look(window):
+            _log.warning("drift at operating point %s, version %d: %s", name, version, signal)
+        return list(watch.standing)
 
     def describe(self) -> dict[str, Any]:
         """The newest figures by operating point, as JSON has them."""
@@ -83,6 +97,7 @@ class Follower:
             name: {
                 **asdict(figures),
                 "promised_risk": promised_risk(self._learning.calibration.point(name)),
+                "drifted": list(watch.standing) if (watch := self._watches.get(name)) else [],
             }
-            for name, figures in self.figures.items()
+            for name, figures in list(self.figures.items())
         }

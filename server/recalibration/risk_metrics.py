@@ -1,16 +1,17 @@
 """What is known of risk and drift, as Prometheus reads it; there only where the server learns from labels."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from offramp.runtime.online.gauges import COVERAGES, Gauges
 from offramp.runtime.online.learning import Learning
 from offramp.runtime.online.store.labelling import Outcome
+from offramp.runtime.online.watch import ANSWERS, LABELS, SHADOW_RUNS
 from offramp.server.metrics import Metrics
 from prometheus_client import Counter, Gauge
 
 VERDICTS = ("trial", "accept", "refuse", "seek")
-WATCHED = ("exit", "score", "coverage", "risk", "agreement")
 _OF_POINT = (
     ("coverage", "Share of the window's rows that weren't abstained"),
     ("selective_risk", "Share wrong of the labelled, answered rows of the window"),
@@ -91,15 +92,14 @@ class RiskMetrics:
         values = {**vars(gauges), "labelled_rows": gauges.labelled}
         for name, gauge in self._by_point.items():
             gauge.labels(**of_point).set(values[name])
-        if promise is not None:
-            self._promise.labels(**of_point).set(promise)
+        self._promise.labels(**of_point).set(math.nan if promise is None else promise)
         for coverage in COVERAGES:
             risk = gauges.risk_at_coverage[coverage]
             self._at_coverage.labels(**of_point, coverage=f"{coverage:g}").set(risk)
         for name, by_exit in self._by_exit.items():
             for j in self._exits:
                 by_exit.labels(**of_point, exit=str(j)).set(values[name][j])
-        for what in WATCHED:
+        for what in (*ANSWERS, *LABELS, *SHADOW_RUNS):
             self._alarm.labels(**of_point, of=what).set(what in alarms)
 
     def hide(self) -> None:

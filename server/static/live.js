@@ -83,6 +83,41 @@ function drawExits(samples, names, rows, point) {
   byId("no-rows").hidden = rows > 0;
 }
 
+const one = (samples, name, point) => (samples[name] ?? []).find((s) => s.labels.operating_point === point)?.value;
+
+/** What labels show, where the server keeps rows: a bar for the risk, a tick for its limit, a line for the promise. */
+function drawRisk(samples, names) {
+  const known = names.filter((name) => one(samples, "offramp_labelled_rows", name) > 0);
+  byId("risk").hidden = !samples.offramp_calibration_version;
+  byId("by-risk").replaceChildren(
+    ...known.map((name) => {
+      const [rows, coverage, risk, most, promised] = ["labelled_rows", "coverage", "selective_risk", "selective_risk_bound", "promised_risk"].map(
+        (metric) => one(samples, `offramp_${metric}`, name),
+      );
+      const scale = 1.25 * Math.max(...[risk, most, promised].filter(Number.isFinite), 0.01);
+      const line = document.createElement("tr");
+      const drawn = document.createElement("td");
+      drawn.innerHTML = '<div class="track"><div class="fill"></div><div class="limit"></div><div class="promise"></div></div>';
+      drawn.firstElementChild.ariaLabel = `risk ${percent(risk)}, promised ${percent(promised)}`;
+      drawn.querySelector(".fill").style.width = Number.isFinite(risk) ? `${(100 * risk) / scale}%` : "0";
+      for (const [mark, value] of [["limit", most], ["promise", promised]]) {
+        const place = drawn.querySelector(`.${mark}`);
+        place.hidden = !Number.isFinite(value);
+        place.style.left = `${(100 * value) / scale}%`;
+      }
+      const cells = [name, whole.format(rows), percent(coverage), drawn, percent(risk), percent(most), percent(promised)];
+      line.append(...cells.map((cell) => (cell === drawn ? drawn : Object.assign(document.createElement("td"), { textContent: cell }))));
+      line.className = risk > promised ? "bad" : "";
+      return line;
+    }),
+  );
+  const version = samples.offramp_calibration_version?.[0]?.value;
+  byId("calibration").textContent = version === 0 ? "the bundle’s own" : `version ${version}, made online`;
+  const drifted = (samples.offramp_drift_alarm ?? []).filter((s) => s.value).map((s) => `${s.labels.of} at ${s.labels.operating_point}`);
+  byId("drift").textContent = drifted.length ? `drift: ${drifted.join(", ")}` : "no drift seen";
+  byId("drift").className = drifted.length ? "bad" : "";
+}
+
 function drawRequests(samples) {
   byId("requests").replaceChildren(
     ...(samples.offramp_requests_total ?? [])
@@ -132,6 +167,7 @@ async function draw() {
   byId("waiting").textContent = whole.format(total(samples, "offramp_queue_rows"));
   drawExits(samples, about.exits, here.rows, about.operating_point);
   drawPoints(samples, [about.operating_point, ...others]);
+  drawRisk(samples, [about.operating_point, ...others]);
   drawRequests(samples);
   drawSpeed(rows, performance.now());
 }

@@ -4,8 +4,9 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
-from offramp.runtime import Cascade
+from offramp.runtime import Cascade, Online
 from offramp.server import create_app
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -13,9 +14,16 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 @pytest.fixture(scope="module")
-def app(digits):
-    with Cascade.load(digits, threads=1) as cascade:
-        yield create_app(cascade)
+def app(digits, tmp_path_factory):
+    """One that learns, with figures of a labelled row."""
+    pytest.importorskip("sqlalchemy")
+    kept = Online(tmp_path_factory.mktemp("kept") / "kept.db")
+    with Cascade.load(digits, threads=1, recalibration=kept) as cascade:
+        app = create_app(cascade)
+        out = cascade.predict({"x": np.zeros((1, 8, 8), np.uint8)})
+        cascade.feedback(out.ids, [0])
+        app.state.follower.look(measure=True)
+        yield app
 
 
 @pytest.fixture(scope="module")
