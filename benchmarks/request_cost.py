@@ -9,6 +9,7 @@ Eight clients keep a connection each and ask for one row at a time. CPU is the s
 """
 
 import argparse
+import itertools
 import os
 import re
 import selectors
@@ -16,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from offramp.runtime.bundle import read_bundle
 from offramp.runtime.jobs.benching.plain import plain_sessions
 
 CONNECTIONS = 8
+_NAME = re.compile(rb"x-request-id: (\S+)", re.IGNORECASE)
 ROW = [[0] * 8] * 8
 BODY = b'{"instances":[' + str(ROW).encode() + b"]}"
 
@@ -71,34 +73,49 @@ def started(command: list[str], port: int) -> Iterator[int]:
 
 
 class Clients:
-    """Connections that each ask again as soon as they are answered."""
+    """Connections that each ask again as soon as they are answered. bodies: of requests, one after the other."""
 
-    def __init__(self, port: int) -> None:
-        self._request = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
+    def __init__(self, port: int, bodies: Sequence[bytes] = (BODY,), connections: int = CONNECTIONS) -> None:
+        head = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+        self._requests = itertools.cycle(enumerate(head % len(body) + body for body in bodies))
+        self._asked: dict[int, tuple[float, int]] = {}
+        self.took: list[float] = []
+        """Seconds of each answer of the last `ask`."""
+        self.names: list[tuple[str, int]] = []
+        """The requests' names there, and the numbers of their bodies."""
         self._selector = selectors.DefaultSelector()
-        for _ in range(CONNECTIONS):
+        for _ in range(connections):
             connection = socket.create_connection(("127.0.0.1", port))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._selector.register(connection, selectors.EVENT_READ, bytearray())
 
     def ask(self, requests: int) -> float:
         """Seconds for so many answers."""
-        begun = time.perf_counter()
+        begun, self.took, self.names = time.perf_counter(), [], []
         for key in self._selector.get_map().values():
-            key.fileobj.sendall(self._request)  # type: ignore[union-attr]
-        sent, answered = CONNECTIONS, 0
+            self._send(key)
+        sent, answered = len(self._selector.get_map()), 0
         while answered < requests:
             for key, _ in self._selector.select():
-                connection, got = key.fileobj, key.data
-                got += connection.recv(65536)  # type: ignore[union-attr]
+                got = key.data
+                got += key.fileobj.recv(65536)  # type: ignore[union-attr]
                 if not whole(got):
                     continue
+                asked, number = self._asked[key.fd]
+                self.took.append(time.perf_counter() - asked)
+                found = _NAME.search(got)
+                self.names.append((found[1].decode() if found else "", number))
                 got.clear()
                 answered += 1
                 if sent < requests:
-                    connection.sendall(self._request)  # type: ignore[union-attr]
+                    self._send(key)
                     sent += 1
         return time.perf_counter() - begun
+
+    def _send(self, key: selectors.SelectorKey) -> None:
+        number, request = next(self._requests)
+        self._asked[key.fd] = time.perf_counter(), number
+        key.fileobj.sendall(request)  # type: ignore[union-attr]
 
 
 def whole(got: bytearray) -> bool:

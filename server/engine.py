@@ -156,7 +156,7 @@ class BatchingEngine:
             del self._callers[job]
             self._withdraw(job)
         if self._keeping is not None:
-            self._keeping.answered(job, answer, self.infer)
+            await self._keeping.answered(job, answer, self.infer)
         return answer
 
     async def close(self, within: float = math.inf) -> None:

@@ -100,6 +100,11 @@ class Learning:
         return self._store.counts.kept
 
     @property
+    def durable(self) -> bool:
+        """Whether what is kept is on the disk when `keep_as` returns, which waits for it."""
+        return self._online.limits.durable
+
+    @property
     def room(self) -> int:
         """Rows that find a place now; those that wait for the disk leave it within seconds."""
         return self._store.room

@@ -47,14 +47,18 @@ class Keeping:
         """Requests of whose rows some wait to be run to the end, or are."""
         return len(self._running)
 
-    def answered(self, job: Job, answer: Answer, infer: Infer) -> None:
+    async def answered(self, job: Job, answer: Answer, infer: Infer) -> None:
         """Keep a job's rows, and run some of them to the end. infer: answers a query."""
         query = job.query
         if job.seen is None or query.seen is not None:
             return
         # Without room nobody is drawn: to leave out some who were would be to choose.
         share = self._share if len(self._running) < _MOST and self._bytes < _MOST_BYTES else 0.0
-        self._learning.keep_as(query.request_id, job.version, job.point, answer, job.seen, share)
+        kept = query.request_id, job.version, job.point, answer, job.seen, share
+        if self._learning.durable:
+            await asyncio.to_thread(self._learning.keep_as, *kept)
+        else:
+            self._learning.keep_as(*kept)
         if share:
             early = (answer.exit < self._last) & ~answer.involuntary & (answer.label >= 0)
             drawn = early & (self._rng.random(query.rows) < share)
