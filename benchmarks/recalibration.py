@@ -3,8 +3,9 @@
     python benchmarks/recalibration.py
     python benchmarks/recalibration.py --windows 20 --connections 64
 
-Both serve the bundled intents at a point with exits, and are asked for one sentence at a time on a few connections. A label comes for one row in twenty, and shadow runs are as by default. CPU is
-the server process's own, user and system, its thread that writes and its looks at the window included.
+Both serve the bundled intents at a point with exits, and are asked for one sentence at a time on a few connections. A
+label comes for one row in twenty, and shadow runs are as by default. CPU is the server process's own, user and system,
+its thread that writes and its looks at the window included.
 """
 
 import argparse

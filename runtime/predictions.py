@@ -271,8 +271,8 @@ class Seen:
             held = self._logits.setdefault(exit, np.zeros((self.score.shape[1], logits.shape[1]), np.float32))
         held[ids] = logits
 
-    def part(self, rows: slice) -> "Seen":
-        """What was seen of some rows."""
+    def part(self, rows: Any) -> "Seen":
+        """What was seen of some rows: a slice, a mask or numbers."""
         made = Seen(len(self.score), 0)
         made.score = self.score[:, rows]
         made._logits = {exit: logits[rows] for exit, logits in self._logits.items()}

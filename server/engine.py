@@ -15,7 +15,6 @@ from functools import partial
 from typing import Protocol
 
 from offramp.runtime.execution.answers import Ids
-from offramp.runtime.predictions import Seen
 from offramp.server.errors import SHUTTING_DOWN, Unavailable
 from offramp.server.metrics import Metrics
 from offramp.server.operating_points import OperatingPoints
@@ -25,7 +24,7 @@ from offramp.server.recalibration.keeping import Keeping
 from offramp.server.scheduling.choice import Ways
 from offramp.server.scheduling.dispatch import Dispatch
 from offramp.server.scheduling.job import Job, Rows
-from offramp.server.scheduling.outcome import Outcome
+from offramp.server.scheduling.outcome import Left, Outcome
 from offramp.server.scheduling.padding import Padding
 from offramp.server.scheduling.scheduler import Batch, Way
 
@@ -100,7 +99,7 @@ class BatchingEngine:
         keeping: Keeping | None = None,
     ) -> None:
         """max_queued_rows: that may wait in all. batching: one of BATCHING. stalled_after: seconds that a batch may
-        run until the engine isn't ready any more. keeping: who has what exits say of answered rows.
+        run until the engine isn't ready any more. keeping: has what exits say of answered rows.
         """
         self._points, self._metrics, self._overload, self._keeping = points, metrics, overload, keeping
         self._lane_count, self._stalled_after = lanes, stalled_after
@@ -149,15 +148,12 @@ class BatchingEngine:
                 self._run_here_or_wake_a_lane(job, way)
             if query.deadline is not None:
                 timer = caller.loop.call_later(query.deadline, self._expire, job)
-            answer = await caller.answer
+            return await caller.answer
         finally:
             if timer is not None:
                 timer.cancel()
             del self._callers[job]
             self._withdraw(job)
-        if self._keeping is not None:
-            await self._keeping.answered(job, answer, self.infer)
-        return answer
 
     async def close(self, within: float = math.inf) -> None:
         first, self._open = self._open, False
@@ -188,8 +184,6 @@ class BatchingEngine:
         cascade = self._points.cascade(point, query.max_exit)
         job = Job(query, cascade.route, patience, time.monotonic())
         job.point, job.version = point, self._points.version
-        if self._keeping is not None:
-            job.seen = Seen(self._last_exit + 1, query.rows)
         if point != query.operating_point or query.max_exit != self._last_exit:
             job.own = self._points.cascade(query.operating_point, self._last_exit).route
         return job, self._ways.of(job, cascade)
@@ -197,7 +191,6 @@ class BatchingEngine:
     def _shadow(self, query: Query, patience: Patience) -> tuple[Job, Way]:
         cascade = self._points.whole()
         job = Job(query, cascade.route, patience, time.monotonic())
-        job.seen = query.seen
         return job, self._ways.of(job, cascade)
 
     def _admit(self, job: Job, way: Way) -> bool:
@@ -218,7 +211,8 @@ class BatchingEngine:
             return short
 
     def _is_short(self, way: Way) -> bool:
-        return not self._began and self._dispatch.expected_seconds(way) < _SHORT
+        waits = self._keeping is not None and self._keeping.durable  # for the disk, which the event loop mustn't
+        return not (waits or self._began) and self._dispatch.expected_seconds(way) < _SHORT
 
     def _run_here_or_wake_a_lane(self, job: Job, way: Way) -> None:
         """In the event loop: what takes less than it takes to wake a thread and to be told runs here."""
@@ -279,6 +273,9 @@ class BatchingEngine:
             if job.query.seen is None:  # a shadow run may wait for as long as there is anything else
                 self._metrics.waited(started - job.arrived)
         outcome = self.run_batch(batch)
+        if self._keeping is not None:  # before anybody is told: a label may come at once
+            for left in outcome.left:
+                self._keep(self._keeping, left)
         with self._change:
             del self._began[number]
             late = self._dispatch.ran(batch, outcome, started, time.monotonic())
@@ -291,6 +288,11 @@ class BatchingEngine:
         tell(outcome.settled)
         for job in late:
             self._call(job, partial(self._finish, job))
+
+    def _keep(self, keeping: Keeping, left: Left) -> None:
+        """Rows have left: they are kept, and those that are to be run to the end come back when nobody else waits."""
+        for job, ids in keeping.keep(left):
+            self._call(job, partial(keeping.run_to_the_end, job.query, ids, self.infer))
 
     def _next(self, number: int) -> tuple[Batch, list[Job]] | None:
         """The batch whose turn it is, and the jobs that it begins; waits for one. None when the engine has closed."""

@@ -125,36 +125,49 @@ class Learning:
     # ------------------------------------------------------------ rows and labels
 
     def keep(self, version: int, point: str, out: Answered, seen: Seen) -> NDArray[Any]:
-        """Keep answered rows under a name of their own; (N,) their ids. As `keep_as`."""
+        """Keep answered rows under a name of their own; (N,) their ids. As `keep_as`.
+
+        What was cut short, or has no label, isn't kept: no rule's threshold has decided about it.
+        """
         request = secrets.token_hex(16)
-        self.keep_as(request, version, point, out, seen)
+        rows = np.flatnonzero(~out.involuntary & (out.label >= 0))
+        if len(rows):
+            part = seen if len(rows) == len(out.label) else seen.part(rows)
+            self.keep_as([request] * len(rows), rows, version, point, out.exit[rows], out.abstain[rows], part)
         return np.array([f"{request}{_SEPARATOR}{k}" for k in range(len(out.label))], dtype=object)
 
-    def keep_as(self, request: str, version: int, point: str, out: Answered, seen: Seen, shadow: float = 0.0) -> None:
-        """Keep the answered rows of a request. Never waits, unless it is to be durable.
+    def keep_as(
+        self,
+        requests: Sequence[str],
+        rows: NDArray[np.int64],
+        version: int,
+        point: str,
+        exit: NDArray[np.int32],
+        abstain: NDArray[np.bool_],
+        seen: Seen,
+        shadow: float = 0.0,
+    ) -> None:
+        """Keep N answered rows, each by a request and its number there. Never waits, unless it is to be durable.
 
         version: under which they were answered. shadow: the probability with which a row that left early is run to the
-        end afterwards. What was cut short, or has no label, isn't kept: no rule's threshold has decided about it.
+        end afterwards.
         """
         from offramp.runtime.online.store.served import Served
 
-        rows = np.flatnonzero(~out.involuntary & (out.label >= 0))
-        if len(rows):
-            last = len(seen.score) - 1
-            self._store.append(
-                Served(
-                    request=[request] * len(rows),
-                    row=rows,
-                    time=time.time(),
-                    version=version,
-                    point=point,
-                    exit=out.exit[rows],
-                    abstained=out.abstain[rows],
-                    score=seen.score[:, rows],
-                    logits=[None if z is None else z[rows] for z in seen.logits],
-                    shadow=np.where(out.exit[rows] == last, 1.0, shadow),
-                )
+        self._store.append(
+            Served(
+                request=requests,
+                row=rows,
+                time=time.time(),
+                version=version,
+                point=point,
+                exit=exit,
+                abstained=abstain,
+                score=seen.score,
+                logits=seen.logits,
+                shadow=np.where(exit == len(seen.score) - 1, 1.0, shadow),
             )
+        )
 
     def feedback(self, ids: Sequence[str], labels: ArrayLike, key: str | None = None) -> "list[Outcome]":
         """Give rows their labels, by number or class name; what became of each.

@@ -2,18 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.bundle import Manifest
 from offramp.runtime.errors import OfframpError
+from offramp.runtime.execution.answers import Ids
 from offramp.runtime.online.learning import Learning
 from offramp.runtime.predictions import Seen
 from offramp.server.patience import Patience
 from offramp.server.query import Answer, Group, Query
 from offramp.server.scheduling.job import Job
+from offramp.server.scheduling.outcome import Left
 
 _LAST = 25  # levels of priority are half seconds: everybody who comes in the next ten goes first
 _PATIENCE = 60.0  # seconds in which a row is run to the end, or isn't
@@ -25,7 +27,7 @@ _log = logging.getLogger("offramp.online")
 
 
 class Keeping:
-    """What is done with a job's rows once they have been answered.
+    """What is done with rows once they have left.
 
     A shadow run begins anew at the first block. To go on from where a row left would save the first blocks, a small
     part of the whole, and hold the row's state in memory for all that time.
@@ -39,6 +41,8 @@ class Keeping:
         self._rng = np.random.default_rng()
         self._running: set[asyncio.Task[None]] = set()
         self._bytes = 0
+        self.durable = learning.durable
+        """Whether `keep` waits for the disk."""
         self.completed = 0
         """Rows that have been run to the end."""
 
@@ -47,27 +51,63 @@ class Keeping:
         """Requests of whose rows some wait to be run to the end, or are."""
         return len(self._running)
 
-    async def answered(self, job: Job, answer: Answer, infer: Infer) -> None:
-        """Keep a job's rows, and run some of them to the end. infer: answers a query."""
-        query = job.query
-        if job.seen is None or query.seen is not None:
-            return
+    def keep(self, left: Left) -> list[tuple[Job, Ids]]:
+        """Keep rows that have left; those drawn to be run to the end, by job. Any thread may call it.
+
+        What was cut short, or has no label, isn't kept: no rule's threshold has decided about it.
+        """
+        job = left.of[0][0]
+        alike = all(
+            one.own is None and one.query.deadline is None and one.query.seen is None
+            and one.version == job.version and one.point == job.point
+            for one, _ in left.of
+        )  # fmt: skip
+        if alike and left.label.min() >= 0:
+            return self._keep(left.of, left.exit, left.abstain, left.seen)
+        drawn: list[tuple[Job, Ids]] = []
+        start = 0
+        for job, ids in left.of:
+            rows = np.arange(start, start + len(ids))
+            start += len(ids)
+            if job.query.seen is not None:
+                job.query.seen.place(ids, left.seen.part(rows))
+            elif not job.expired:
+                chosen = ~job.answers.involuntary[ids] & (left.label[rows] >= 0)
+                rows, ids = rows[chosen], ids[chosen]
+                if len(rows):
+                    drawn += self._keep([(job, ids)], left.exit[rows], left.abstain[rows], left.seen.part(rows))
+        return drawn
+
+    def _keep(
+        self, of: Sequence[tuple[Job, Ids]], exit: NDArray[np.int32], abstain: NDArray[np.bool_], seen: Seen
+    ) -> list[tuple[Job, Ids]]:
+        """Keep rows of one version and point."""
         # Without room nobody is drawn: to leave out some who were would be to choose.
         share = self._share if len(self._running) < _MOST and self._bytes < _MOST_BYTES else 0.0
-        kept = query.request_id, job.version, job.point, answer, job.seen, share
-        if self._learning.durable:
-            await asyncio.to_thread(self._learning.keep_as, *kept)
-        else:
-            self._learning.keep_as(*kept)
-        if share:
-            early = (answer.exit < self._last) & ~answer.involuntary & (answer.label >= 0)
-            drawn = early & (self._rng.random(query.rows) < share)
-            if drawn.any():
-                task = asyncio.get_running_loop().create_task(self._run(query, drawn, infer))
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
+        names = [job.query.request_id for job, ids in of for _ in range(len(ids))]
+        rows = of[0][1] if len(of) == 1 else np.concatenate([ids for _, ids in of])
+        first = of[0][0]
+        self._learning.keep_as(names, rows, first.version, first.point, exit, abstain, seen, share)
+        drawn = (self._rng.random(len(rows)) < share) & (exit < self._last) if share else np.zeros(0, bool)
+        if not drawn.any():
+            return []
+        chosen, start = [], 0
+        for job, ids in of:
+            here = drawn[start : start + len(ids)]
+            start += len(ids)
+            if here.any():
+                chosen.append((job, ids[here]))
+        return chosen
 
-    async def _run(self, query: Query, drawn: NDArray[np.bool_], infer: Infer) -> None:
+    def run_to_the_end(self, query: Query, ids: Ids, infer: Infer) -> None:
+        """In the event loop: run rows of an answered query to the end. infer: answers a query."""
+        task = asyncio.get_running_loop().create_task(self._run(query, ids, infer))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _run(self, query: Query, ids: Ids, infer: Infer) -> None:
+        drawn = np.zeros(query.rows, bool)
+        drawn[ids] = True
         groups, rows = self._groups(query, drawn)
         seen = Seen(self._last + 1, len(rows))
         shadow = replace(
@@ -94,8 +134,14 @@ class Keeping:
             # Rows that don't come to the store because it is busy would be missing where there is much to do.
             while self._learning.room < _AT_ONCE and self._learning.alarm is None:
                 await asyncio.sleep(0.1)
-            self._learning.complete([query.request_id] * len(rows[some]), rows[some], seen.part(some))
+            await self._complete([query.request_id] * len(rows[some]), rows[some], seen.part(some))
         self.completed += len(rows)
+
+    async def _complete(self, names: list[str], rows: list[int], seen: Seen) -> None:
+        if self.durable:
+            await asyncio.to_thread(self._learning.complete, names, rows, seen)
+        else:
+            self._learning.complete(names, rows, seen)
 
     def _groups(self, query: Query, drawn: NDArray[np.bool_]) -> tuple[tuple[Group, ...], list[int]]:
         """The drawn rows by shape, numbered anew, and their old numbers."""

@@ -30,6 +30,7 @@ class Ways:
     def __init__(self, points: OperatingPoints, padding: Padding, batching: str = "auto") -> None:
         cascade = points.cascade(points.default, len(points.exits) - 1)
         self._points, self._padding, self.batching = points, padding, batching
+        self._keeps = points.learning is not None  # what every exit says
         self._manifest, self._executor = cascade.manifest, cascade.executor
         exits = len(points.exits)
         self._graph: GraphWay | None = None
@@ -78,10 +79,10 @@ class Ways:
         """The way of a job's rows, whose rule is `cascade`'s."""
         route = job.route
         if route.needs_routing or not self._manifest.rows_independent:
-            return self._alone.setdefault(id(cascade), AloneWay(cascade, self._padding))
+            return self._alone.setdefault(id(cascade), AloneWay(cascade, self._padding, keeps=self._keeps))
         if len(route.stages) == 1 and not job.anytime:
             return self._stage_way(route.gate.point.exits)
-        one_by_one = job.anytime or job.seen is not None  # the graph says nothing of exits that a row goes on from
+        one_by_one = job.anytime or self._keeps  # the graph says nothing of exits that a row goes on from
         if self._graph is not None and self.through_graph and route.threshold_inputs is not None and not one_by_one:
             return self._graph
         exits = route.gate.point.exits
@@ -93,5 +94,5 @@ class Ways:
             last = len(self._points.exits) - 1
             bars = tuple(-math.inf if j == last else 0.0 if j in exits else math.inf for j in range(last + 1))
             route = Route(self._manifest, Gate(OperatingPoint(bars), last + 1))
-            way = self._stages[exits] = StageWay(self._executor, route, self._padding)
+            way = self._stages[exits] = StageWay(self._executor, route, self._padding, keeps=self._keeps)
         return way

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from offramp.runtime.execution.answers import Answers, Ids
 from offramp.runtime.execution.executor import State
 from offramp.runtime.execution.route import Route
-from offramp.runtime.predictions import Seen
 from offramp.server.patience import Patience
 from offramp.server.query import Answer, Query
 from offramp.server.scheduling.scheduler import Place, Waiting
@@ -54,7 +53,6 @@ class Job:
         self.point = query.operating_point  # whose rule that is
         self.own: Route | None = None  # the rule that it asked for, if the server took another or cut it short
         self.version = 0  # of the calibration
-        self.seen: Seen | None = None  # what every exit says, where that is kept
         self.rows, self.priority = query.rows, query.priority
         self.flops_full = 0  # what the whole network would cost for all its rows
         self.answers = Answers(query.rows, len(route.manifest.classes) if query.probabilities else None)
@@ -68,7 +66,7 @@ class Job:
 
     @property
     def needs_logits(self) -> bool:
-        return self.query.probabilities or self.seen is not None or self.route.needs_logits
+        return self.query.probabilities or self.route.needs_logits
 
     @property
     def anytime(self) -> bool:

@@ -8,16 +8,30 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.execution.answers import Answers, Ids
 from offramp.runtime.execution.route import Route
+from offramp.runtime.predictions import Seen
 from offramp.server.scheduling.job import Job, Rows
 from offramp.server.scheduling.scheduler import Place, Waiting
 
 
+@dataclass(frozen=True)
+class Left:
+    """Rows that left in one run: whose they are, in their order, their answers, and what every exit said of them."""
+
+    of: list[tuple[Job, Ids]]
+    label: NDArray[np.int64]
+    exit: NDArray[np.int32]
+    abstain: NDArray[np.bool_]
+    seen: Seen
+
+
 @dataclass
 class Outcome:
-    """settled: rows that have their last answer, by job. onward: rows that go on, and where to. executed: FLOPs run,
-    by block. first: rows that had none before, by job, of jobs that take an answer at any time."""
+    """settled: rows that have their last answer, by job. left: the same where it is kept what exits say. onward: rows
+    that go on, and where to. executed: FLOPs run, by block. first: rows that had none before, by job, of jobs that take
+    an answer at any time."""
 
     settled: list[tuple[Job, Ids]] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
     onward: list[tuple[Place, Waiting]] = field(default_factory=list)
     executed: tuple[int, ...] = ()
     first: list[tuple[Job, int]] = field(default_factory=list)
@@ -25,6 +39,7 @@ class Outcome:
     def add(self, other: "Outcome") -> None:
         """Another batch's, of the same way."""
         self.settled += other.settled
+        self.left += other.left
         self.onward += other.onward
         self.first += other.first
         if not (self.executed and other.executed):  # a run that failed has none
@@ -74,16 +89,6 @@ class Answering:
                 if chosen is None or chosen.any():
                     leave = self._decide(route, j, chosen)
                     assert leave.all(), "the graph and the gate disagree on who leaves"
-
-    def keep(self, j: int) -> None:
-        """Write down what exit j says of every row, for those jobs that keep it."""
-        assert self._logits is not None
-        start = 0
-        for job, rows in self._parts:
-            stop = start + len(rows)
-            if job.seen is not None:
-                job.seen.keep(j, rows.ids, self._score[start:stop], self._logits[start:stop])
-            start = stop
 
     def ask(self, j: int) -> NDArray[np.bool_]:
         """Ask every row's gate at exit j. Returns which rows leave."""
@@ -141,6 +146,12 @@ class Answering:
                     settled.append((job, ids))
             start = stop
         return settled
+
+    def left(self, settled: list[tuple[Job, Ids]], leaves: NDArray[np.bool_] | None, seen: Seen) -> Left:
+        """Those who have left, with what exits said. settled: as `hand_out` gave it. seen: of all rows of this run."""
+        rows = slice(None) if leaves is None or leaves.all() else leaves
+        made = self._answers
+        return Left(settled, made.label[rows], made.exit[rows], made.abstain[rows], seen.part(rows))
 
     def _copy(self, job: Job, ids: Ids, at: Any, flops: NDArray[np.int64]) -> None:
         made, answers = job.answers, self._answers

@@ -10,7 +10,7 @@ from offramp.runtime.execution.route import Route, threshold_rows
 from offramp.runtime.inputs import rows_of
 from offramp.runtime.predictions import Seen
 from offramp.server.scheduling.job import Job, Rows
-from offramp.server.scheduling.outcome import Answering, Outcome
+from offramp.server.scheduling.outcome import Answering, Left, Outcome
 from offramp.server.scheduling.padding import Padding
 from offramp.server.scheduling.scheduler import Batch, Place, Waiting
 
@@ -65,17 +65,28 @@ class GraphWay:
             ran.append(int(np.count_nonzero(left > before)))
             before = before if step.exit is None else step.exit
         executed = self._route.costs(self._padding.named(sizes)).executed(ran)
-        return Outcome(answering.hand_out(), [], executed)
+        return Outcome(answering.hand_out(), executed=executed)
 
 
 class StageWay:
     """Stage by stage: survivors of several requests meet in front of the next stage and run together again."""
 
-    def __init__(self, executor: Executor, route: Route, padding: Padding, *, mixes: bool = True) -> None:
-        """route: whose stages are run; rows may follow other routes, with the same open exits or fewer of them."""
-        self._executor, self._route, self._padding, self.mixes = executor, route, padding, mixes
+    mixes = True
+
+    def __init__(self, executor: Executor, route: Route, padding: Padding, *, keeps: bool = False) -> None:
+        """route: whose stages are run; rows may follow other routes, with the same open exits or fewer of them.
+
+        keeps: whether what every exit says goes along with a row until it has left.
+        """
+        self._executor, self._route, self._padding, self._keeps = executor, route, padding, keeps
+        self._said: list[dict[str, int]] = []  # of the exits up to each stage, {tensor: batch axis}
         self._steps = {logits: route.steps(logits=logits) for logits in (False, True)}
         self._first_exit = next(stage.exit for stage in route.stages if stage.exit is not None)
+        said: dict[str, int] = {}
+        for step in self._steps[True]:
+            if step.exit is not None and step.logits is not None:
+                said = {**said, step.score: 0, step.logits: 0}
+            self._said.append(said)
 
     def __repr__(self) -> str:
         return f"stages {[stage.blocks for stage in self._route.stages]}"
@@ -98,10 +109,11 @@ class StageWay:
         parts, k = parts_of(batch), batch.place.stage
         sizes = batch.place.sizes
         if k:
-            state = self._executor.gather(_together(parts), self._route.stages[k].waits)
+            before = self._said[k - 1] if self._keeps else {}
+            state = self._executor.gather(_together(parts), {**self._route.stages[k].waits, **before})
         else:
             state = self._executor.put(self._padding.gather([rows for _, rows in parts], sizes))
-        step = self._steps[any(job.needs_logits for job, _ in parts)][k]
+        step = self._steps[self._keeps or any(job.needs_logits for job, _ in parts)][k]
         with self._executor.held():
             made = self._executor.run(step.graph, state, step.outputs)
             looked = [name for name in (step.label, step.score, step.logits) if name]
@@ -113,17 +125,27 @@ class StageWay:
         if step.exit is not None:
             logits = None if step.logits is None else found[step.logits]
             answering = Answering(parts, found[step.label], found[step.score], logits)
-            if logits is not None:
-                answering.keep(step.exit)
             leaves = answering.ask(step.exit)
             outcome.settled = answering.hand_out(leaves)
+            if self._keeps and outcome.settled:
+                outcome.left = [answering.left(outcome.settled, leaves, self._seen(k, batch.rows, {**state, **found}))]
             if step.exit == self._first_exit:
                 outcome.first = [(job, len(rows)) for job, rows in parts if job.anytime]
             stays = ~leaves
         if stays.any():
-            alive = {name: made[name] if name in made else state[name] for name in step.following}
+            following = (*step.following, *(self._said[k] if self._keeps else ()))
+            alive = {name: made[name] if name in made else state[name] for name in following}
             outcome.onward = self._onward(batch, parts, alive, stays, Place(self, k + 1, sizes))
         return outcome
+
+    def _seen(self, k: int, rows: int, state: State) -> Seen:
+        """What exits up to a stage say of a batch's rows. state: where their tensors are."""
+        said = self._executor.fetch({name: state[name] for name in self._said[k]})
+        seen, everybody = Seen(len(self._route.manifest.exits), rows), np.arange(rows)
+        for step in self._steps[True][: k + 1]:
+            if step.exit is not None and step.logits is not None:
+                seen.keep(step.exit, everybody, said[step.score], said[step.logits])
+        return seen
 
     def _onward(
         self, batch: Batch, parts: Sequence[tuple[Job, Rows]], alive: State, stays: np.ndarray, place: Place
@@ -156,8 +178,9 @@ class AloneWay:
 
     mixes = False
 
-    def __init__(self, cascade: Cascade, padding: Padding) -> None:
-        self._cascade, self._padding = cascade, padding
+    def __init__(self, cascade: Cascade, padding: Padding, *, keeps: bool = False) -> None:
+        """keeps: whether it is kept what every exit says."""
+        self._cascade, self._padding, self._keeps = cascade, padding, keeps
 
     def __repr__(self) -> str:
         return "alone"
@@ -181,13 +204,13 @@ class AloneWay:
                 arrays = rows_of(rows.state, self._cascade.manifest, int(rows.at[0]), int(rows.at[-1]) + 1)
             fetch = ("probabilities",) if job.query.probabilities else ()
             try:
-                seen = None if job.seen is None else Seen(len(self._cascade.exits), len(rows))
+                seen = Seen(len(self._cascade.exits), len(rows)) if self._keeps else None
                 out = self._cascade.predict(arrays, fetch=fetch, stop=job.over, deadline=job.seconds_left, seen=seen)
             except Stopped:
                 continue
-            if job.seen is not None and seen is not None:
-                job.seen.place(rows.ids, seen)
             job.answers.place(rows.ids, out)
             outcome.executed = tuple(map(sum, zip(outcome.executed, out.executed, strict=True))) or out.executed
             outcome.settled.append((job, rows.ids))
+            if seen is not None:
+                outcome.left.append(Left([(job, rows.ids)], out.label, out.exit, out.abstain, seen))
         return outcome

@@ -41,7 +41,7 @@ def test_engines_that_share_a_store_serve_what_one_of_them_was_told(learns, even
 
 def test_rows_finish_on_the_version_they_began_with(learns, eventually, put_in_force, slow_batches, x):
     with learns() as (server, cascade), server.client() as client, server.client() as other:
-        slow_batches(1.0)
+        slow_batches(0.3)
         answers = []
         waiting = threading.Thread(target=lambda: answers.append(predict(client, x)))
         waiting.start()
