@@ -4,7 +4,7 @@ import datetime
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +19,10 @@ from offramp.runtime.errors import InputError, StoreError
 from offramp.runtime.online.contest import ORIGIN, Contest, Found, fitted_on
 from offramp.runtime.online.gauges import Gauges, measure
 from offramp.runtime.online.online import Online
+from offramp.runtime.online.shadow import Shadow, ShadowRuns, Waiting, rows_of
 from offramp.runtime.online.window import Window
 from offramp.runtime.points import OperatingPoint
-from offramp.runtime.predictions import Predictions, Seen
+from offramp.runtime.predictions import Predictions, Records, Seen
 
 if TYPE_CHECKING:  # the store needs the extra `online`
     from offramp.runtime.online.store.control import Decision, Lease, State, Version
@@ -51,6 +52,7 @@ class Learning:
             exits=len(manifest.exits),
             classes=manifest.classes,
         )
+        self._shadow, self._runs = Shadow(online.shadow), ShadowRuns(self._store.complete)
         self._contests: dict[str, Contest] = {}
         self._looking = Lock()
         self._leading = f"recalibrate {manifest.name}"
@@ -68,7 +70,8 @@ class Learning:
         return self.in_force[0]
 
     def close(self) -> None:
-        """Write what waits, and let go of the store."""
+        """Write what waits, and let go of the store. Rows that wait for a shadow run are dropped."""
+        self._runs.close()
         with self._looking, suppress(StoreError):
             if self._lease is not None:
                 self._store.release(self._lease)  # or nobody could lead until it ends
@@ -77,11 +80,20 @@ class Learning:
 
     # ------------------------------------------------------------ rows and labels
 
-    def keep(self, version: int, point: str, out: Predictions, seen: Seen) -> NDArray[Any]:
+    def keep(
+        self,
+        version: int,
+        point: str,
+        out: Predictions,
+        seen: Seen,
+        inputs: Mapping[str, NDArray[Any]],
+        record: Callable[[Mapping[str, NDArray[Any]]], Records],
+    ) -> NDArray[Any]:
         """Keep answered rows; (N,) their ids. Never waits.
 
         version: under which they were answered. What was cut short, or has no label, gets an id and isn't kept: no
-        rule's threshold has decided about it.
+        rule's threshold has decided about it. inputs: theirs, checked. record: runs some through all exits; that is
+        done later for those that are drawn for it.
         """
         from offramp.runtime.online.store.served import Served
 
@@ -89,7 +101,10 @@ class Learning:
         ids = np.array([f"{request}{_SEPARATOR}{k}" for k in range(len(out))], dtype=object)
         rows = np.flatnonzero(~out.involuntary & (out.label >= 0))
         if len(rows):
-            last = len(seen.score) - 1
+            unfinished = np.isnan(seen.score[:, rows]).any(axis=0)
+            row_bytes = sum(a.nbytes for a in inputs.values()) / len(out)
+            chance = self._shadow.chance(int(unfinished.sum()), self._runs.room(row_bytes))
+            drawn = rows[self._shadow.draw(np.where(unfinished, -1, 0), 0, chance)]
             self._store.append(
                 Served(
                     request=[request] * len(rows),
@@ -101,9 +116,13 @@ class Learning:
                     abstained=out.abstain[rows],
                     score=seen.score[:, rows],
                     logits=[None if z is None else z[rows] for z in seen.logits],
-                    shadow=np.where(out.exit[rows] == last, 1.0, 0.0),
+                    shadow=np.where(unfinished, chance, 1.0),
                 )
             )
+            if len(drawn):
+                axes = {one.name: one.batch_axis for one in self._manifest.inputs}
+                names = [(request, row) for row in drawn.tolist()]
+                self._runs.put(Waiting(names, rows_of(inputs, axes, drawn), axes, record))
         return ids
 
     def feedback(self, ids: Sequence[str], labels: ArrayLike, key: str | None = None) -> "list[Outcome]":
@@ -127,6 +146,15 @@ class Learning:
     def delete(self, ids: Sequence[str]) -> int:
         """Forget these rows' whole requests; how many rows that were."""
         return self._store.delete(sorted({_name(id, at)[0] for at, id in enumerate(ids)}))
+
+    def settle(self, seconds: float = 60.0) -> bool:
+        """Wait until the rows drawn for shadow runs were run and everything is written; False if that takes longer.
+
+        For programs that look at once at what they have just answered; serving needs no such thing. Raises StoreError.
+        """
+        done = self._runs.wait(seconds)
+        self._store.flush()
+        return done
 
     def gauges(self, point: str) -> Gauges:
         """The figures of an operating point's newest rows. Raises InputError, StoreError."""
