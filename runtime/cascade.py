@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from time import monotonic, perf_counter
 from types import TracebackType
@@ -293,7 +293,8 @@ class Cascade:
             cut = (out.exit == max_exit) & ~reached(out.score, self.operating_point.thresholds[max_exit])
             out = out.cut_short(cut)
         if learning is not None and seen is not None:
-            out = out.named(learning.keep(version, self.operating_point.name, out, seen))
+            record = partial(self.record, allow_nonfinite=allow_nonfinite)
+            out = out.named(learning.keep(version, self.operating_point.name, out, seen, arrays, record))
         return out
 
     @property

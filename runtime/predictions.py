@@ -271,6 +271,11 @@ class Seen:
             held = self._logits.setdefault(exit, np.zeros((self.score.shape[1], logits.shape[1]), np.float32))
         held[ids] = logits
 
+    @property
+    def unfinished(self) -> NDArray[np.bool_]:
+        """(N,) whether an exit is missing: the row left before it, or it was closed."""
+        return np.asarray(np.isnan(self.score).any(axis=0))
+
     def part(self, rows: Any) -> "Seen":
         """What was seen of some rows: a slice, a mask or numbers."""
         made = Seen(len(self.score), 0)

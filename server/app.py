@@ -48,7 +48,7 @@ def create_app(bundle: Cascade | Settings | str | Path | None = None, settings: 
     counters = metrics.Metrics(cascade.manifest, points.points)
     keeping = None
     if cascade.learning is not None:
-        keeping = Keeping(cascade.learning, cascade.manifest, settings.recalibration_shadow)
+        keeping = Keeping(cascade.learning, cascade.manifest)
     engine = BatchingEngine(
         points,
         counters,

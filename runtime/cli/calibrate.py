@@ -19,6 +19,7 @@ from offramp.runtime.jobs.calibrating.calibrate import calibrate, check_out
 from offramp.runtime.jobs.calibrating.report.document import REPORT
 from offramp.runtime.jobs.calibrating.result import Calibrated, CalibrationRefused
 from offramp.runtime.jobs.calibrating.targets import DEFAULT, AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs, Target
+from offramp.runtime.jobs.data.feedback import from_feedback
 from offramp.runtime.jobs.data.opened import OpenedRecords, open_records, own_logits
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.records import INDEX, UNREADABLE
@@ -39,6 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--labels", type=Path, metavar="NPY", help="(rows,) class numbers, -1 where unknown")
     own.add_argument("--flops", type=_numbers, metavar="N,N,…", help="cumulative cost of leaving at each exit")
     own.add_argument("--out", type=Path, help="folder for the calibration where there is no bundle")
+    kept = parser.add_argument_group("served rows and their labels instead of records")
+    kept.add_argument(
+        "--from-feedback",
+        metavar="STORE",
+        help="SQLite file, or postgresql://…, in which a server or a cascade of this bundle keeps rows; those with a "
+        "label and all exits known count",
+    )
+    kept.add_argument(
+        "--key-share", type=fraction, default=1.0, help="of them that one sender of labels may have (default: 1)"
+    )
     wanted = parser.add_argument_group("operating points, each repeatable (default: budgets balanced=0.5 and fast=0.3)")
     share, drop, ms = _named(fraction, "0.5"), _named(below_one, "0.02"), _named(_positive, "3")
     for option, convert, what, help_ in (
@@ -161,7 +172,7 @@ def run(args: argparse.Namespace) -> int:
                 dry_run=args.dry_run,
                 force=args.force,
                 replace=args.replace,
-                command=shlex.join(["offramp", *sys.argv[1:]]),
+                command=_command(args, opened),
                 progress=progress,
             )
     except CalibrationRefused as refusal:
@@ -191,6 +202,12 @@ def run(args: argparse.Namespace) -> int:
     return REFUSED if broken else 0
 
 
+def _command(args: argparse.Namespace, opened: OpenedRecords) -> str:
+    """The command line, for the provenance; a database's password stays out of it."""
+    said = shlex.join(["offramp", *sys.argv[1:]])
+    return said.replace(args.from_feedback, opened.described["feedback"]) if args.from_feedback else said
+
+
 def _unpromised(args: argparse.Namespace, points: Mapping[str, OperatingPoint]) -> list[str]:
     """Points without the risk that was asked for. The default one wasn't, and who abstains on all wants it so."""
     if args.abstain_risk is None or args.abstain_all_if_infeasible:
@@ -199,8 +216,12 @@ def _unpromised(args: argparse.Namespace, points: Mapping[str, OperatingPoint]) 
 
 
 def _opened(args: argparse.Namespace) -> tuple[Path | None, OpenedRecords]:
-    """The bundle, if any, and the records or own logits."""
+    """The bundle, if any, and the records, kept rows or own logits."""
     bundle, folder = args.bundle, args.records
+    if args.from_feedback is not None:
+        if bundle is None or folder is not None or args.logits:
+            raise InputError("--from-feedback: give the bundle that served the rows, and no records or --logits.")
+        return bundle, from_feedback(bundle, args.from_feedback, share=args.key_share, seed=args.seed)
     if args.logits:
         if folder is not None:
             raise InputError("records: give a folder of records or --logits, not both.")
@@ -209,7 +230,10 @@ def _opened(args: argparse.Namespace) -> tuple[Path | None, OpenedRecords]:
     elif folder is None and bundle is not None and ((bundle / INDEX).exists() or not (bundle / MANIFEST).exists()):
         bundle, folder = None, bundle  # one folder, and it isn't a bundle
     if folder is None and not args.logits:
-        raise InputError("records are missing: a folder written by `offramp record`, or --logits and --labels.")
+        raise InputError(
+            "records are missing: a folder written by `offramp record`, or --from-feedback STORE, or --logits and "
+            "--labels."
+        )
     check_out(bundle, args.out)
     return bundle, own_logits(args.logits, args.labels, args.flops) if args.logits else open_records(folder)
 

@@ -23,6 +23,7 @@ from offramp.runtime.jobs.calibrating.history import diff, read_version
 from offramp.runtime.jobs.calibrating.result import Calibrated, CalibrationRefused
 from offramp.runtime.jobs.calibrating.targets import AbstainRisk, Budget, Guarantee, MaxDrop, MaxMs
 from offramp.runtime.jobs.calibrating.versions import Version, history, promote, rollback
+from offramp.runtime.jobs.data.feedback import from_feedback
 from offramp.runtime.jobs.data.opened import OpenedRecords, open_records, own_logits
 from offramp.runtime.jobs.data.sources import open_data
 from offramp.runtime.jobs.evaluating.evaluate import Evaluation, evaluate
@@ -52,6 +53,7 @@ __all__ = [
     "choose_exits",
     "diff",
     "evaluate",
+    "from_feedback",
     "history",
     "inspect",
     "measure_times",

@@ -4,12 +4,12 @@ import datetime
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,9 +19,10 @@ from offramp.runtime.errors import InputError, StoreError
 from offramp.runtime.online.contest import ORIGIN, Contest, Found, fitted_on
 from offramp.runtime.online.gauges import Gauges, measure
 from offramp.runtime.online.online import Online
+from offramp.runtime.online.shadow import Shadow, ShadowRuns, Waiting, rows_of
 from offramp.runtime.online.window import Window
 from offramp.runtime.points import OperatingPoint
-from offramp.runtime.predictions import Seen
+from offramp.runtime.predictions import Predictions, Records, Seen
 
 if TYPE_CHECKING:  # the store needs the extra `online`
     from offramp.runtime.online.store.control import Decision, Lease, State, Version
@@ -31,22 +32,6 @@ _log = logging.getLogger("offramp.online")
 _LEASE = 15.0  # seconds that an engine leads without a sign of life
 _SEPARATOR = "/"
 _LOG = 10_000  # decisions that a restart reads
-
-
-class Answered(Protocol):
-    """Rows' answers, whoever gives them; as in `Predictions`."""
-
-    @property
-    def label(self) -> NDArray[np.int64]: ...
-
-    @property
-    def exit(self) -> NDArray[np.int32]: ...
-
-    @property
-    def abstain(self) -> NDArray[np.bool_]: ...
-
-    @property
-    def involuntary(self) -> NDArray[np.bool_]: ...
 
 
 class Learning:
@@ -68,6 +53,7 @@ class Learning:
             classes=manifest.classes,
             limits=online.limits,
         )
+        self.shadow, self._runs = Shadow(online.shadow), ShadowRuns(self._store.complete)
         self._contests: dict[str, Contest] = {}
         self._looking = Lock()
         self._leading = f"recalibrate {manifest.name}"
@@ -115,7 +101,8 @@ class Learning:
         return self._store.dropped
 
     def close(self) -> None:
-        """Write what waits, and let go of the store."""
+        """Write what waits, and let go of the store. Rows that wait for a shadow run are dropped."""
+        self._runs.close()
         with self._looking, suppress(StoreError):
             if self._lease is not None:
                 self._store.release(self._lease)  # or nobody could lead until it ends
@@ -124,17 +111,34 @@ class Learning:
 
     # ------------------------------------------------------------ rows and labels
 
-    def keep(self, version: int, point: str, out: Answered, seen: Seen) -> NDArray[Any]:
-        """Keep answered rows under a name of their own; (N,) their ids. As `keep_as`.
+    def keep(
+        self,
+        version: int,
+        point: str,
+        out: Predictions,
+        seen: Seen,
+        inputs: Mapping[str, NDArray[Any]],
+        record: Callable[[Mapping[str, NDArray[Any]]], Records],
+    ) -> NDArray[Any]:
+        """Keep answered rows under a name of their own; (N,) their ids. Waits as `keep_as`.
 
-        What was cut short, or has no label, isn't kept: no rule's threshold has decided about it.
+        What was cut short, or has no label, gets an id and isn't kept: no rule's threshold has decided about it.
+        inputs: theirs, checked. record: runs some through all exits, later, if they are drawn for it.
         """
         request = secrets.token_hex(16)
         rows = np.flatnonzero(~out.involuntary & (out.label >= 0))
         if len(rows):
-            part = seen if len(rows) == len(out.label) else seen.part(rows)
-            self.keep_as([request] * len(rows), rows, version, point, out.exit[rows], out.abstain[rows], part)
-        return np.array([f"{request}{_SEPARATOR}{k}" for k in range(len(out.label))], dtype=object)
+            part = seen if len(rows) == len(out) else seen.part(rows)
+            unfinished = part.unfinished
+            row_bytes = sum(a.nbytes for a in inputs.values()) / len(out)
+            chance = self.shadow.chance(int(unfinished.sum()), self._runs.room(row_bytes))
+            drawn = rows[self.shadow.draw(unfinished, chance)]
+            self.keep_as([request] * len(rows), rows, version, point, out.exit[rows], out.abstain[rows], part, chance)
+            if len(drawn):
+                axes = {one.name: one.batch_axis for one in self._manifest.inputs}
+                names = [(request, row) for row in drawn.tolist()]
+                self._runs.put(Waiting(names, rows_of(inputs, axes, drawn), axes, record))
+        return np.array([f"{request}{_SEPARATOR}{k}" for k in range(len(out))], dtype=object)
 
     def keep_as(
         self,
@@ -149,8 +153,8 @@ class Learning:
     ) -> None:
         """Keep N answered rows, each by a request and its number there. Never waits, unless it is to be durable.
 
-        version: under which they were answered. shadow: the probability with which a row that left early is run to the
-        end afterwards.
+        version: under which they were answered. shadow: the probability with which a row that lacks any exit's say is
+        run to the end afterwards.
         """
         from offramp.runtime.online.store.served import Served
 
@@ -165,7 +169,7 @@ class Learning:
                 abstained=abstain,
                 score=seen.score,
                 logits=seen.logits,
-                shadow=np.where(exit == len(seen.score) - 1, 1.0, shadow),
+                shadow=np.where(seen.unfinished, shadow, 1.0),
             )
         )
 
@@ -206,6 +210,15 @@ class Learning:
     def forget(self, requests: Sequence[str]) -> int:
         """Forget all rows of these requests; how many that were."""
         return self._store.delete(requests)
+
+    def settle(self, seconds: float = 60.0) -> bool:
+        """Wait until the rows drawn for shadow runs were run and everything is written; False if that takes longer.
+
+        For programs that look at once at what they have just answered; serving needs no such thing. Raises StoreError.
+        """
+        done = self._runs.wait(seconds)
+        self._store.flush()
+        return done
 
     def gauges(self, point: str) -> Gauges:
         """The figures of an operating point's newest rows. Raises InputError, StoreError."""

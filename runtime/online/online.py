@@ -22,7 +22,9 @@ class Online:
     recalibrator: which family is fitted, and to how much of the past. every: labels between two looks, which are free:
     the guard's promise holds however often it is asked. rows: the newest of an operating point that a look reads, which
     takes 2 bytes for each class, exit and row meanwhile.
-    share: of the judge rows that one key may have sent. limits: how much is kept, and how soon it is on the disk.
+    share: of the judge rows that one key may have sent. shadow: of the rows that leave early, the share that is run
+    through all exits after they were answered, by a thread of its own; `cwmcs` and `temperature` need such rows.
+    limits: how much is kept, and how soon it is on the disk.
 
     With this, blocks run one by one, since every exit's logits are kept: what that costs against the cascade graph
     depends on the model, and is least where blocks are large.
@@ -34,6 +36,7 @@ class Online:
     every: int = 100
     rows: int = 20_000
     share: float = 1.0
+    shadow: float = 0.01
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -44,8 +47,10 @@ class Online:
                 raise InputError(f"{name} is {getattr(self, name)!r}, expected at least 1.")
         if not 0 < self.share <= 1:
             raise InputError(f"share is {self.share!r}, expected more than 0 and at most 1.")
-        if self.recalibrator.method in ("cwmcs", "temperature"):
+        if not 0 <= self.shadow <= 1:
+            raise InputError(f"shadow is {self.shadow!r}, expected from 0 to 1.")
+        if not self.shadow and self.recalibrator.method in ("cwmcs", "temperature"):
             raise InputError(
-                f"recalibrator: {self.recalibrator.method} can change the order of rows, which only rows with all "
-                "exits known can judge, and none are kept here: expected rank_preserving or rank_preserving_isotonic."
+                f"shadow is 0, but {self.recalibrator.method} can change the order of rows, which only rows with all "
+                "exits known can judge: expected more than 0, or the recalibrator rank_preserving."
             )

@@ -33,12 +33,10 @@ class Keeping:
     part of the whole, and hold the row's state in memory for all that time.
     """
 
-    def __init__(self, learning: Learning, manifest: Manifest, share: float) -> None:
-        """share: of the rows that leave early, to be run to the end."""
-        self._learning, self._share = learning, share
+    def __init__(self, learning: Learning, manifest: Manifest) -> None:
+        self._learning, self._shadow = learning, learning.shadow
         self._last = len(manifest.exits) - 1
         self._axes = {given.name: given.batch_axis for given in manifest.inputs}
-        self._rng = np.random.default_rng()
         self._running: set[asyncio.Task[None]] = set()
         self._bytes = 0
         self.durable = learning.durable
@@ -83,12 +81,12 @@ class Keeping:
     ) -> list[tuple[Job, Ids]]:
         """Keep rows of one version and point."""
         # Without room nobody is drawn: to leave out some who were would be to choose.
-        share = self._share if len(self._running) < _MOST and self._bytes < _MOST_BYTES else 0.0
+        share = self._shadow.share if len(self._running) < _MOST and self._bytes < _MOST_BYTES else 0.0
         names = [job.query.request_id for job, ids in of for _ in range(len(ids))]
         rows = of[0][1] if len(of) == 1 else np.concatenate([ids for _, ids in of])
         first = of[0][0]
         self._learning.keep_as(names, rows, first.version, first.point, exit, abstain, seen, share)
-        drawn = (self._rng.random(len(rows)) < share) & (exit < self._last) if share else np.zeros(0, bool)
+        drawn = self._shadow.draw(seen.unfinished, share) if share else np.zeros(0, bool)
         if not drawn.any():
             return []
         chosen, start = [], 0

@@ -28,6 +28,7 @@ def online_of(settings: Settings) -> Online | None:
         mode=settings.recalibration_mode,
         rows=settings.recalibration_rows,
         share=settings.recalibration_share,
+        shadow=settings.recalibration_shadow,
         limits=Limits(
             rows=settings.kept_rows,
             bytes=settings.kept_bytes,

@@ -67,7 +67,7 @@ def test_answers_are_those_of_a_cascade_that_keeps_nothing(load):
 
 def test_what_every_exit_that_ran_said_is_kept(load, tmp_path):
     point = OperatingPoint((2.0, 3.0, float("-inf")), name="full")  # the name of one that the bundle has
-    cascade = load(point=point)
+    cascade = load(point=point, shadow=0.0)
     out = cascade.predict({"x": X})
     cascade.feedback(list(out.ids), Y.tolist())
     records = cascade.record({"x": X})
@@ -228,7 +228,8 @@ def test_an_engine_beside_follows(load):
         ({"every": 0}, "every is 0"),
         ({"rows": 0}, "rows is 0"),
         ({"share": 0}, "share is 0"),
-        ({"recalibrator": Recalibrator("cwmcs")}, "cwmcs can change the order"),
+        ({"shadow": 1.5}, "shadow is 1.5"),
+        ({"shadow": 0.0, "recalibrator": Recalibrator("cwmcs")}, "shadow is 0, but cwmcs can change the order"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(options, said):

@@ -20,14 +20,14 @@ def kept(tmp_path):
 
 @pytest.fixture
 def learns(rows_bundle, kept, serve):
-    """`with learns(recalibration_shadow=…) as (server, cascade):` at the balanced point, keeping what is answered."""
+    """`with learns(shadow=…) as (server, cascade):` at the balanced point, keeping what is answered."""
 
     @contextmanager
-    def start(*, bundle=rows_bundle, point="balanced", online=None, **settings):
-        given = Online(kept, **(online or {}))
+    def start(*, shadow=0.0, **settings):
+        given = Online(kept, shadow=shadow)
         with (
-            Cascade.load(bundle, threads=1, operating_point=point, recalibration=given) as cascade,
-            serve(cascade, **{"recalibration_shadow": 0.0, **settings}) as server,
+            Cascade.load(rows_bundle, threads=1, operating_point="balanced", recalibration=given) as cascade,
+            serve(cascade, **settings) as server,
         ):
             yield server, cascade
 

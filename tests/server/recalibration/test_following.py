@@ -59,7 +59,7 @@ def test_rows_finish_on_the_version_they_began_with(learns, eventually, put_in_f
 
 def test_every_gauge_is_what_the_offline_functions_give(learns, eventually):
     rng = np.random.default_rng(0)
-    with learns(recalibration_shadow=0.5) as (server, cascade), server.client() as client:
+    with learns(shadow=0.5) as (server, cascade), server.client() as client:
         for _ in range(10):
             rows = rng.normal(size=(40, 8)).astype(np.float32)
             label(client, predict(client, rows), rng.integers(0, 5, 40))

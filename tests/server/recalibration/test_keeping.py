@@ -18,7 +18,7 @@ def settle(server, cascade, eventually):
 
 
 def test_rows_of_a_shadow_run_have_all_exits_known_and_say_with_which_probability(learns, eventually, x):
-    with learns(recalibration_shadow=1.0) as (server, cascade), server.client() as client:
+    with learns(shadow=1.0) as (server, cascade), server.client() as client:
         answer = predict(client, x)
         settle(server, cascade, eventually)
         window, records = cascade.recalibration.window("balanced"), cascade.record({"x": x})
@@ -35,7 +35,7 @@ def test_rows_of_a_shadow_run_have_all_exits_known_and_say_with_which_probabilit
 
 def test_the_share_is_that_of_the_rows_that_left_early(learns, eventually):
     rows = np.random.default_rng(1).normal(size=(2000, 8)).astype(np.float32)
-    with learns(recalibration_shadow=0.25) as (server, cascade), server.client() as client:
+    with learns(shadow=0.25) as (server, cascade), server.client() as client:
         predict(client, rows)
         settle(server, cascade, eventually)
         window = cascade.recalibration.window("balanced")
@@ -48,7 +48,7 @@ def test_the_share_is_that_of_the_rows_that_left_early(learns, eventually):
 
 
 def test_shadow_runs_are_no_requests(learns, eventually, x):
-    with learns(recalibration_shadow=1.0) as (server, cascade), server.client() as client:
+    with learns(shadow=1.0) as (server, cascade), server.client() as client:
         predict(client, x)
         settle(server, cascade, eventually)
         assert server.metric("requests_total", outcome="ok") == 1
@@ -60,7 +60,7 @@ def test_shadow_runs_are_no_requests(learns, eventually, x):
 
 def test_a_server_that_stops_gives_up_its_shadow_runs(learns, slow_batches, x):
     slow_batches(0.3)
-    with learns(recalibration_shadow=1.0, lanes=1, drain_timeout=20) as (server, _), server.client() as client:
+    with learns(shadow=1.0, lanes=1, drain_timeout=20) as (server, _), server.client() as client:
         predict(client, x)
     with pytest.raises(httpx.ConnectError), server.client() as client:
         client.get("/v2/health/live")
