@@ -6,14 +6,12 @@ thresholds are judged on.
 
 import logging
 import os
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import sqrt
-from threading import Condition, Thread, get_native_id
+from threading import Condition, Thread
 from time import monotonic
 from typing import Any
 
@@ -85,8 +83,9 @@ def rows_of(inputs: Inputs, axes: Mapping[str, int], rows: Any) -> dict[str, NDA
 
 
 class ShadowRuns:
-    """Rows that wait, and the thread that runs them one batch after the other, at the lowest priority there is.
+    """Rows that wait, and the thread that runs them one batch after the other.
 
+    Its priority is that of any thread: with a lower one it would be held up by others with Python's lock in its hands.
     It begins with the first row. Any number of threads may use this. lost: rows that were drawn and not run.
     """
 
@@ -163,13 +162,9 @@ class _Queue:
             self.thread.join()
 
     def _run(self) -> None:
-        begun = False
         while (drawn := self._come()) is not None:
             for start in range(0, len(drawn.names), _AT_ONCE):
                 self._one(drawn, slice(start, start + _AT_ONCE))
-                if not begun:
-                    _lower_priority()
-                    begun = True
             with self._changed:
                 self._waiting.popleft()
                 self._rows -= len(drawn.names)
@@ -198,13 +193,6 @@ class _Queue:
         except Exception as error:  # they were answered long ago, and nobody waits for this
             _log.warning("%d rows couldn't be run to the end: %s", len(names), error)
             self.lost += len(names)
-
-
-def _lower_priority() -> None:
-    """Of this thread alone, once its first rows were run: whatever threads a session began inherit what it had."""
-    if sys.platform == "linux":  # elsewhere a priority is the whole process's
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
 
 
 def _close(queue: _Queue, process: int) -> None:
