@@ -104,7 +104,8 @@ class Cascade:
             "spin_us": spin_us,
             "recalibration": recalibration,
         }
-        executor.open(cascade.route)  # what this point needs; other graphs when they are asked for
+        # What this point needs; other graphs when they are asked for.
+        executor.open(cascade.route, every_exit=learning is not None)
         return cascade
 
     @property
@@ -187,7 +188,8 @@ class Cascade:
         axes = {**self.manifest.typical_sizes, **given}
         self._check_sizes(axes)
         self._warm_up_preprocessor()
-        self.executor.warm_up(self.route.out_of_reach(), axes, self.batch_rows)
+        route, keeps = self.route.out_of_reach(), self._learning is not None
+        self.executor.warm_up(route, axes, self.batch_rows, every_exit=keeps)
 
     def _warm_up_preprocessor(self) -> None:
         spec = self.manifest.preprocess
@@ -278,7 +280,7 @@ class Cascade:
         def again(kind: str) -> Predictions:
             return self._fetch_again(inputs, kind, allow_nonfinite, max_exit, timed="times" in wanted)
 
-        if latest is None and "times" not in wanted and seen is None:
+        if latest is None and "times" not in wanted and (seen is None or self.executor.fills(call)):
             out = self.executor.answer(call, again)
         else:
             started = perf_counter()

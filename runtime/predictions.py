@@ -259,7 +259,11 @@ class Seen:
     def keep(
         self, exit: int, ids: NDArray[np.int64], score: NDArray[np.floating], logits: NDArray[np.floating]
     ) -> None:
-        """Write down what an exit said of rows `ids`, one entry a row."""
+        """Write down what an exit said of rows `ids`, ascending and one entry a row. The arrays are kept as they are
+        where they are of all rows."""
+        if len(ids) == self.score.shape[1]:
+            self.score[exit], self.logits[exit] = score, logits
+            return
         self.score[exit, ids] = score
         held = self.logits[exit]
         if held is None:

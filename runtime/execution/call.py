@@ -49,8 +49,8 @@ class Call:
     ) -> None:
         """sizes: of every symbolic axis. fetch: what to bring beside the answers. limit: the most rows run at once.
 
-        stop: whether nobody wants the answer any more. seen: where to keep what every exit says; whoever runs the call
-        then looks at each (see `anytime`).
+        stop: whether nobody wants the answer any more. seen: where to keep what every exit says; an executor that
+        doesn't `fill` it leaves each to be looked at (see `anytime`).
         """
         self._stop, self.seen = stop, seen
         self.route, self.gate = route, route.gate

@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.execution.answers import Ids
 from offramp.runtime.execution.call import Again, AgainOf, Call
+from offramp.runtime.execution.each_exit import each_exit
 from offramp.runtime.execution.route import Route
 from offramp.runtime.gate import Decision
 from offramp.runtime.predictions import Predictions
 
 RunCascade = Callable[[Mapping[str, Any]], Sequence[Any]]
-"""Runs the graph on checked inputs; gives its CASCADE_OUTPUTS, the logits only if the call needs them."""
+"""Runs the graph on checked inputs; gives its CASCADE_OUTPUTS, the logits only if the call needs them. Of a call that
+keeps what every exit says, also EVERY_EXIT_OUTPUTS."""
 
 
 def answer_cascade_graph(call: Call, run: RunCascade, again: Again) -> Predictions:
@@ -29,7 +31,10 @@ def answer_cascade_graph(call: Call, run: RunCascade, again: Again) -> Predictio
     for start in range(0, call.rows, call.limit):
         call.go_on()
         ids = np.arange(start, min(start + call.limit, call.rows))
-        _keep(call, run(call.take(ids)), ids)
+        made = run(call.take(ids))
+        if call.seen is not None:
+            made = _see(call, made, ids)
+        _keep(call, made, ids)
     return call.predictions(again)
 
 
@@ -123,6 +128,17 @@ class LookedAlone(_Made):
     @property
     def classes(self) -> Sequence[str]:
         return self._route.manifest.classes
+
+
+def _see(call: Call, made: Sequence[Any], ids: Ids) -> Sequence[Any]:
+    """Write down what every exit said; the answers without it."""
+    *answers, scores, logits = made
+    graph, (thresholds,) = call.route.manifest.cascade, call.route.thresholds.values()
+    assert graph is not None
+    assert call.seen is not None
+    for exit, at, score, z in each_exit(graph, thresholds, answers[2], scores, logits):
+        call.seen.keep(exit, ids[at], score, z)
+    return answers
 
 
 def _keep(call: Call, made: Sequence[Any], ids: Ids) -> None:
