@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from time import monotonic, perf_counter
 from types import TracebackType
@@ -15,7 +15,7 @@ from offramp.runtime.calibration_file import Calibration, read_calibration
 from offramp.runtime.errors import BundleError, InputError, RuntimeUnavailable
 from offramp.runtime.execution.anytime import exit_by_exit
 from offramp.runtime.execution.call import Call
-from offramp.runtime.execution.executor import Executor, open_executor
+from offramp.runtime.execution.executor import Executor, ShortWay, open_executor
 from offramp.runtime.execution.route import Route
 from offramp.runtime.execution.stages import plan
 from offramp.runtime.gate import Gate
@@ -55,9 +55,9 @@ class Cascade:
         self.batch_rows = batch_rows or executor.batch_rows
         self.route = Route(bundle.manifest, Gate(point, len(bundle.manifest.exits)))
         self._shortened: dict[int, Route] = {}
-        self._prepared = executor.prepare(self.route, self.batch_rows, self._fetch_again)
         self._preprocessor = preprocessor or lru_cache(maxsize=1)(bundle.preprocessor)
         self._learning, self._version = learning, 0
+        self._prepared = self._prepare(0)
         self._options: dict[str, Any] | None = None  # of `load`, where it made this
         _warn_of_dead_exits(point)
 
@@ -262,7 +262,7 @@ class Cascade:
         if learning is not None and learning.version != self._version:
             self._take_up(learning)
         plain = max_exit is None and deadline is None and not (fetch or allow_nonfinite)
-        if plain and self._prepared is not None and learning is None:
+        if plain and self._prepared is not None:
             out = self._prepared(inputs, stop)
             if out is not None:
                 return out
@@ -291,9 +291,16 @@ class Cascade:
         if max_exit is not None:
             cut = (out.exit == max_exit) & ~reached(out.score, self.operating_point.thresholds[max_exit])
             out = out.cut_short(cut)
-        if learning is not None and seen is not None:
-            out = out.named(learning.keep(version, self.operating_point.name, out, seen))
-        return out
+        return out if seen is None else self._keep(version, out, seen)
+
+    def _prepare(self, version: int) -> ShortWay | None:
+        """version: of the calibration that the route is by."""
+        keep = None if self._learning is None else partial(self._keep, version)
+        return self.executor.prepare(self.route, self.batch_rows, self._fetch_again, keep)
+
+    def _keep(self, version: int, out: Predictions, seen: Seen) -> Predictions:
+        """Answers of the calibration of a version, by the ids that they are kept by."""
+        return out.named(self.recalibration.keep(version, self.operating_point.name, out, seen))
 
     @property
     def recalibration(self) -> Learning:
@@ -313,6 +320,7 @@ class Cascade:
         if point is not None and self.calibration.points.get(point.name) == self.operating_point:
             self.operating_point = point
             self.route = Route(self.manifest, Gate(point, len(self.exits)))
+        self._prepared = self._prepare(version)
         self.calibration, self._shortened, self._version = calibration, {}, version
 
     def _fetch_again(
@@ -327,7 +335,14 @@ class Cascade:
         if kind == "times":
             raise InputError('times can\'t be got afterwards: predict with fetch=("times",).')
         fetch = (kind, "times") if timed else (kind,)
-        return self.predict(inputs, fetch=fetch, allow_nonfinite=allow_nonfinite, max_exit=max_exit)
+        asked = self if self._learning is None else self._forgetful()  # they are kept already
+        return asked.predict(inputs, fetch=fetch, allow_nonfinite=allow_nonfinite, max_exit=max_exit)
+
+    def _forgetful(self) -> Self:
+        """This cascade, keeping nothing."""
+        return type(self)(
+            self.bundle, self.calibration, self.operating_point, self.executor, batch_rows=self.batch_rows
+        )
 
     def anytime(self, inputs: Mapping[str, Any], *, allow_nonfinite: bool = False) -> Iterator[Predictions]:
         """The answers so far, each time an open exit has answered all rows that came to it; the last are `predict`'s.

@@ -103,9 +103,9 @@ class Predictions:
         return self._but(_fetched={**self._fetched, "ids": ids})
 
     def _but(self, **changed: Any) -> "Predictions":
-        """The same answers, but for these fields."""
+        """The same answers, but for these fields; what isn't made out yet still isn't."""
         made = Predictions.__new__(Predictions)
-        made.__dict__.update({**{name: getattr(self, name) for name in _FIELDS}, **changed})
+        made.__dict__.update({**self.__dict__, **changed})
         return made
 
     @property

@@ -21,6 +21,9 @@ Again = Callable[[str], Predictions]
 AgainOf = Callable[[Mapping[str, Any], str], Predictions]
 """As `Again`, of which inputs."""
 
+Keep = Callable[[Predictions, Seen], Predictions]
+"""Keeps answers with what every exit said of them, and gives them as their caller gets them."""
+
 
 def not_again(kind: str) -> Predictions:
     """For a call whose answers nobody looks at."""

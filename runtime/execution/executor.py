@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.bundle import Block, Bundle, Segment
 from offramp.runtime.errors import InputError, RuntimeUnavailable
-from offramp.runtime.execution.call import Again, AgainOf, Call
+from offramp.runtime.execution.call import Again, AgainOf, Call, Keep
 from offramp.runtime.execution.cpu.executor import CpuExecutor
 from offramp.runtime.execution.cpu.session import available_threads, check_spin, check_threads, resolve_providers
 from offramp.runtime.execution.route import Route
@@ -21,6 +21,11 @@ DEVICES = "cpu, cuda, cuda:N, torch:cpu, torch:cuda or torch:cuda:N"
 
 State = Mapping[str, Any]
 """Tensors by name, where the executor keeps them: arrays on a CPU, tensors on a device."""
+
+ShortWay = Callable[[Mapping[str, Any], Callable[[], bool] | None], Predictions | None]
+"""Unchecked inputs, and whether to stop, to answers that fetch nothing more.
+
+None for inputs that it doesn't take, which then go the general way."""
 
 
 class Executor(Protocol):
@@ -65,14 +70,11 @@ class Executor(Protocol):
     def fills(self, call: Call) -> bool:
         """Whether `answer` keeps what every exit says, if the call asks for that; else each has to be looked at."""
 
-    def prepare(
-        self, route: Route, limit: int, again: AgainOf
-    ) -> Callable[[Mapping[str, Any], Callable[[], bool] | None], Predictions | None] | None:
-        """The short way for a route that one graph answers: unchecked inputs, and whether to stop, to answers that
-        fetch nothing more.
+    def prepare(self, route: Route, limit: int, again: AgainOf, keep: Keep | None = None) -> ShortWay | None:
+        """The short way for a route that one graph answers. limit: the most rows at once.
 
-        It gives None for inputs that it doesn't take, which then go the general way. limit: the most rows at once.
-        again: how to get what it doesn't fetch, of which inputs. None where there is no such way.
+        again: how to get what it doesn't fetch, of which inputs. keep: what to do with all answers and what every exit
+        said of them, right after the run. None where there is no such way.
         """
 
     def held(self) -> AbstractContextManager[None]:

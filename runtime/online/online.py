@@ -23,8 +23,8 @@ class Online:
     takes 2 bytes for each class, exit and row meanwhile.
     share: of the judge rows that one key may have sent.
 
-    With this, blocks run one by one, since every exit's logits are kept: what that costs against the cascade graph
-    depends on the model, and is least where blocks are large.
+    On a CPU rows go through `cascade_every_exit.onnx` with this, which gives every exit's logits; on a device, and in
+    bundles of an earlier offramp, which lack it, blocks are run one by one.
     """
 
     where: str | Path

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.bundle import CASCADE_OUTPUTS, EVERY_EXIT_OUTPUTS, GATE_INPUTS, Block, Bundle, Segment
 from offramp.runtime.errors import InputError
-from offramp.runtime.execution.call import Again, AgainOf, Call, not_again
+from offramp.runtime.execution.call import Again, AgainOf, Call, Keep, not_again
 from offramp.runtime.execution.cpu.blocks import Blocks
 from offramp.runtime.execution.cpu.one_graph import answer_cascade_graph
 from offramp.runtime.execution.cpu.prepared import Prepared
@@ -89,19 +89,24 @@ class CpuExecutor:
     def fills(self, call: Call) -> bool:
         return self.gives_every_exit and call.route.threshold_inputs is not None and not call.routed
 
-    def prepare(self, route: Route, limit: int, again: AgainOf) -> Prepared | None:
-        graph, thresholds, step = route.manifest.cascade, route.threshold_inputs, route.steps()[-1]
+    def prepare(self, route: Route, limit: int, again: AgainOf, keep: Keep | None = None) -> Prepared | None:
+        thresholds, every_exit = route.threshold_inputs, keep is not None
+        step = route.steps(logits=every_exit)[-1]
         if route.needs_routing:
             return None
-        if graph is not None and thresholds is not None and self.runs_cascade_graph:
-            file, constants, takes = graph.file, thresholds, [i.name for i in route.manifest.inputs]
+        if thresholds is not None and (self.gives_every_exit if every_exit else self.runs_cascade_graph):
+            file, constants = self._cascade_file(every_exit), thresholds
+            takes = [i.name for i in route.manifest.inputs]
             outputs = list(CASCADE_OUTPUTS if route.needs_logits else CASCADE_OUTPUTS[:-1])
+            outputs += EVERY_EXIT_OUTPUTS if every_exit else ()
         elif len(route.stages) == 1:
             file, constants, takes = step.graph.file, self._gate_inputs, step.graph.inputs
             outputs = [step.label, step.score, *([] if step.logits is None else [step.logits])]
         else:
             return None
-        return Prepared(route, self._sessions.ready, file, outputs, constants, takes=takes, limit=limit, again=again)
+        return Prepared(
+            route, self._sessions.ready, file, outputs, constants, takes=takes, limit=limit, again=again, keep=keep
+        )
 
     def put(self, arrays: Mapping[str, NDArray[Any]]) -> Mapping[str, Any]:
         return arrays

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from offramp.runtime.bundle import GATE_INPUTS, Block, Bundle, Segment
 from offramp.runtime.errors import InputError, RuntimeUnavailable
-from offramp.runtime.execution.call import Again, AgainOf, Call, not_again
+from offramp.runtime.execution.call import Again, AgainOf, Call, Keep, not_again
 from offramp.runtime.execution.calls import Calls
 from offramp.runtime.execution.device.buckets import buckets
 from offramp.runtime.execution.device.flow import Flow
@@ -61,7 +61,7 @@ class DeviceExecutor:
     def fills(self, call: Call) -> bool:
         return False
 
-    def prepare(self, route: Route, limit: int, again: AgainOf) -> None:
+    def prepare(self, route: Route, limit: int, again: AgainOf, keep: Keep | None = None) -> None:
         return None
 
     def _constant(self, values: NDArray[np.float32]) -> torch.Tensor:
