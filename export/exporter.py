@@ -250,7 +250,7 @@ def _build(
     if len(plan.blocks) > 1:
         say("nesting the blocks into one graph")
         protos = _plain_blocks(graph, probe, plan, store, document)
-        _add_cascade_graph(folder, document, protos, probe, source.reference, company, say)
+        _add_cascade_graphs(folder, document, protos, probe, source.reference, company, say)
     if document["preprocess"] is None:
         read_bundle(folder)
     else:
@@ -260,7 +260,7 @@ def _build(
     return oddities(source.reference(company.different({**probe.example_sizes, "batch": 16}))["logits"])
 
 
-def _add_cascade_graph(
+def _add_cascade_graphs(
     folder: Path,
     document: dict[str, Any],
     protos: list[onnx.ModelProto],
@@ -269,25 +269,29 @@ def _add_cascade_graph(
     company: Company,
     say: Progress,
 ) -> None:
-    """Add the cascade graph, or nothing if it doesn't give what the blocks give."""
+    """Add the cascade graph, and the one that gives every exit's word; neither if it doesn't give what blocks give."""
     count = len(protos)
-    file = folder / "cascade.onnx"
-    try:
-        onnx.save(CascadeGraphWriter(document, protos).proto(), file)
-        files = {**document["files"], file.name: {"sha256": sha256_of_file(file), "bytes": file.stat().st_size}}
-        cascade_graph = {
-            "file": file.name,
-            "gates": count,
-            "exits": list(range(count)),
-            "outputs": list(CASCADE_OUTPUTS),
-            "thresholds_per_row": True,
-        }
-        (folder / MANIFEST).write_bytes(seal({**document, "files": files, "cascade": cascade_graph}))
-        verify_cascade_graph(folder, probe, reference, company)
-    except (ExportError, BundleError) as error:
-        say(f"without a cascade graph: {error}")
-        file.unlink(missing_ok=True)
-        (folder / MANIFEST).write_bytes(seal(document))
+    cascade_graph = {
+        "file": "cascade.onnx",
+        "gates": count,
+        "exits": list(range(count)),
+        "outputs": list(CASCADE_OUTPUTS),
+        "thresholds_per_row": True,
+    }
+    more = {**cascade_graph, "every_exit": "cascade_every_exit.onnx"}
+    for field, described in (("file", cascade_graph), ("every_exit", more)):
+        file = folder / str(described[field])
+        try:
+            onnx.save(CascadeGraphWriter(document, protos, every_exit=field == "every_exit").proto(), file)
+            files = {**document["files"], file.name: {"sha256": sha256_of_file(file), "bytes": file.stat().st_size}}
+            (folder / MANIFEST).write_bytes(seal({**document, "files": files, "cascade": described}))
+            verify_cascade_graph(folder, probe, reference, company)
+        except (ExportError, BundleError) as error:
+            say(f"without {file.name}: {error}")
+            file.unlink(missing_ok=True)
+            (folder / MANIFEST).write_bytes(seal(document))
+            return
+        document |= {"files": files, "cascade": described}
 
 
 def _cut(graph: graphs.ModelGraph, probe: Probe, company: Company) -> tuple[Partition, Plan]:

@@ -12,7 +12,9 @@ from offramp.export.probe import Inputs, Probe, one_line, plain_session
 from offramp.export.rows import Company, Reference, batch_axes, difference, take
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import ExportError, InputError
+from offramp.runtime.execution.call import Call, not_again
 from offramp.runtime.points import OperatingPoint
+from offramp.runtime.predictions import Records, Seen
 
 # Differences are judged against the spread of the reference's values: float32 through deep networks, in
 # another order of summation, stays far below this; a wrong row, mask or weight is far above.
@@ -141,7 +143,8 @@ class _Checks:
             for j in range(turn % 2, exits - 1, 2) if turn > 1 else ():
                 thresholds[j] = float("inf")
             point = OperatingPoint((*thresholds, float("-inf")))
-            answer = self._cascade.at(point).predict(inputs, fetch=("probabilities",))
+            cascade = self._cascade.at(point)
+            answer = cascade.predict(inputs, fetch=("probabilities",))
             expected = _softmax(np.stack(list(records.logits))[answer.exit, np.arange(len(answer))])
             wrong = np.abs(answer.probabilities - expected).max(axis=1)
             if not wrong.max() <= _TOLERANCE:
@@ -150,6 +153,23 @@ class _Checks:
                     f"after compaction a row that leaves at exit {answer.exit[row]} has probabilities off by "
                     f"{wrong[row]:.2g} at {sizes}: the bundle wasn't written."
                 )
+            self._every_exit(cascade, inputs, sizes, records)
+
+    def _every_exit(self, cascade: Cascade, inputs: Inputs, sizes: Mapping[str, int], records: Records) -> None:
+        """Where the cascade graph says what every exit said: that is what the blocks say, of the rows that came."""
+        seen = Seen(len(records.logits), len(records))
+        call = Call(cascade.route, inputs, sizes, limit=cascade.batch_rows, seen=seen)
+        if not cascade.executor.fills(call):
+            return
+        answer = cascade.executor.answer(call, not_again)
+        for j in cascade.operating_point.exits:
+            came = answer.exit >= j
+            said, logits = np.where(came, records.score[j], np.nan), seen.logits[j]
+            apart = difference(seen.score[j], said)
+            if came.any():
+                apart = max(apart, np.inf if logits is None else difference(logits[came], records.logits[j][came]))
+            if not apart <= _TOLERANCE:
+                raise ExportError(f"it says of exit {j} what is off by {apart:.2g} of its spread at {dict(sizes)}.")
 
     def segments(self, sizes: Mapping[str, int]) -> None:
         """Every merged graph gives what its blocks give in series."""

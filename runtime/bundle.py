@@ -36,6 +36,10 @@ DTYPES = frozenset(
 # nobody leave and -inf everybody; and the answers, row by row.
 CASCADE_INPUTS = ("thresholds",)
 CASCADE_OUTPUTS = ("label", "score", "exit", "logits")
+# What the same graph gives beside them where every exit's word is kept: float32 scores, and logits, of all rows that
+# reached exit 0, then of those that reached exit 1, and so on; nothing of an exit that was closed to all of them, but
+# for exit 0, which then has zeros.
+EVERY_EXIT_OUTPUTS = ("reached_scores", "reached_logits")
 
 Dimension = int | str
 _LARGEST_DOCUMENT = 256 * 2**20
@@ -108,6 +112,7 @@ class CascadeGraph(msgspec.Struct, frozen=True, kw_only=True):
 
     It has `gates` exits, the last one always open; exits[j] is the one that the manifest's exit j is.
     outputs: its outputs, by name and in order. thresholds_per_row: whether each row may have its own thresholds.
+    every_exit: file of the same graph with EVERY_EXIT_OUTPUTS as well, if there is one.
     A graph that differs in these, the outputs being CASCADE_OUTPUTS, is of an earlier offramp, and isn't run.
     """
 
@@ -116,6 +121,12 @@ class CascadeGraph(msgspec.Struct, frozen=True, kw_only=True):
     exits: list[int]
     outputs: list[str] = []
     thresholds_per_row: bool = False
+    every_exit: str | None = None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that it is in, one graph each."""
+        return (self.file,) if self.every_exit is None else (self.file, self.every_exit)
 
     @property
     def runs(self) -> bool:
@@ -386,8 +397,9 @@ def _check_structure(m: Manifest, root: Path, where: Path) -> None:
     require(m.blocks[-1].exit == len(m.exits) - 1, "the last block doesn't end in the last exit")
     if m.cascade is not None:
         numbers = m.cascade.exits
-        inside(root, m.cascade.file, where=f"{where}: cascade.file")
-        require(m.cascade.file in m.files, f"cascade.file {m.cascade.file!r} is not in files")
+        for field, file in zip(("file", "every_exit"), m.cascade.files, strict=False):
+            inside(root, file, where=f"{where}: cascade.{field}")
+            require(file in m.files, f"cascade.{field} {file!r} is not in files")
         require(
             len(numbers) == len(m.exits)
             and numbers == sorted(set(numbers))

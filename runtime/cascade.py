@@ -15,7 +15,7 @@ from offramp.runtime.calibration_file import Calibration, read_calibration
 from offramp.runtime.errors import BundleError, InputError, RuntimeUnavailable
 from offramp.runtime.execution.anytime import exit_by_exit
 from offramp.runtime.execution.call import Call
-from offramp.runtime.execution.executor import Executor, open_executor
+from offramp.runtime.execution.executor import Executor, ShortWay, open_executor
 from offramp.runtime.execution.route import Route
 from offramp.runtime.execution.stages import plan
 from offramp.runtime.gate import Gate
@@ -55,9 +55,9 @@ class Cascade:
         self.batch_rows = batch_rows or executor.batch_rows
         self.route = Route(bundle.manifest, Gate(point, len(bundle.manifest.exits)))
         self._shortened: dict[int, Route] = {}
-        self._prepared = executor.prepare(self.route, self.batch_rows, self._fetch_again)
         self._preprocessor = preprocessor or lru_cache(maxsize=1)(bundle.preprocessor)
         self.learning, self._version = learning, 0
+        self._prepared = self._prepare(0)
         self._options: dict[str, Any] | None = None  # of `load`, where it made this
         _warn_of_dead_exits(point)
 
@@ -104,7 +104,8 @@ class Cascade:
             "spin_us": spin_us,
             "recalibration": recalibration,
         }
-        executor.open(cascade.route)  # what this point needs; other graphs when they are asked for
+        # What this point needs; other graphs when they are asked for.
+        executor.open(cascade.route, every_exit=learning is not None)
         return cascade
 
     @property
@@ -187,7 +188,8 @@ class Cascade:
         axes = {**self.manifest.typical_sizes, **given}
         self._check_sizes(axes)
         self._warm_up_preprocessor()
-        self.executor.warm_up(self.route.out_of_reach(), axes, self.batch_rows)
+        route, keeps = self.route.out_of_reach(), self.learning is not None
+        self.executor.warm_up(route, axes, self.batch_rows, every_exit=keeps)
 
     def _warm_up_preprocessor(self) -> None:
         spec = self.manifest.preprocess
@@ -262,7 +264,7 @@ class Cascade:
         if learning is not None and learning.version != self._version:
             self._take_up(learning)
         plain = max_exit is None and deadline is None and not (fetch or allow_nonfinite)
-        if plain and self._prepared is not None and learning is None and seen is None:
+        if plain and self._prepared is not None and seen is None:
             out = self._prepared(inputs, stop)
             if out is not None:
                 return out
@@ -281,7 +283,7 @@ class Cascade:
         def again(kind: str) -> Predictions:
             return self._fetch_again(inputs, kind, allow_nonfinite, max_exit, timed="times" in wanted)
 
-        if latest is None and "times" not in wanted and seen is None:
+        if latest is None and "times" not in wanted and (seen is None or self.executor.fills(call)):
             out = self.executor.answer(call, again)
         else:
             started = perf_counter()
@@ -292,10 +294,21 @@ class Cascade:
         if max_exit is not None:
             cut = (out.exit == max_exit) & ~reached(out.score, self.operating_point.thresholds[max_exit])
             out = out.cut_short(cut)
-        if learning is not None and seen is not None:
-            record = partial(self.record, allow_nonfinite=allow_nonfinite)
-            out = out.named(learning.keep(version, self.operating_point.name, out, seen, arrays, record))
-        return out
+        if learning is None or seen is None:
+            return out
+        return self._keep(version, out, seen, arrays, allow_nonfinite=allow_nonfinite)
+
+    def _prepare(self, version: int) -> ShortWay | None:
+        """version: of the calibration that the route is by."""
+        keep = None if self.learning is None else partial(self._keep, version)
+        return self.executor.prepare(self.route, self.batch_rows, self._fetch_again, keep)
+
+    def _keep(
+        self, version: int, out: Predictions, seen: Seen, inputs: Mapping[str, Any], *, allow_nonfinite: bool = False
+    ) -> Predictions:
+        """Answers of the calibration of a version, by the ids that they are kept by."""
+        record = partial(self.record, allow_nonfinite=allow_nonfinite)
+        return out.named(self.recalibration.keep(version, self.operating_point.name, out, seen, inputs, record))
 
     @property
     def recalibration(self) -> Learning:
@@ -315,6 +328,7 @@ class Cascade:
         if point is not None and self.calibration.points.get(point.name) == self.operating_point:
             self.operating_point = point
             self.route = Route(self.manifest, Gate(point, len(self.exits)))
+        self._prepared = self._prepare(version)
         self.calibration, self._shortened, self._version = calibration, {}, version
 
     def _fetch_again(
@@ -329,7 +343,14 @@ class Cascade:
         if kind == "times":
             raise InputError('times can\'t be got afterwards: predict with fetch=("times",).')
         fetch = (kind, "times") if timed else (kind,)
-        return self.predict(inputs, fetch=fetch, allow_nonfinite=allow_nonfinite, max_exit=max_exit)
+        asked = self if self.learning is None else self._forgetful()  # they are kept already
+        return asked.predict(inputs, fetch=fetch, allow_nonfinite=allow_nonfinite, max_exit=max_exit)
+
+    def _forgetful(self) -> Self:
+        """This cascade, keeping nothing."""
+        return type(self)(
+            self.bundle, self.calibration, self.operating_point, self.executor, batch_rows=self.batch_rows
+        )
 
     def anytime(self, inputs: Mapping[str, Any], *, allow_nonfinite: bool = False) -> Iterator[Predictions]:
         """The answers so far, each time an open exit has answered all rows that came to it; the last are `predict`'s.

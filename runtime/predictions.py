@@ -103,9 +103,9 @@ class Predictions:
         return self._but(_fetched={**self._fetched, "ids": ids})
 
     def _but(self, **changed: Any) -> "Predictions":
-        """The same answers, but for these fields."""
+        """The same answers, but for these fields; what isn't made out yet still isn't."""
         made = Predictions.__new__(Predictions)
-        made.__dict__.update({**{name: getattr(self, name) for name in _FIELDS}, **changed})
+        made.__dict__.update({**self.__dict__, **changed})
         return made
 
     @property
@@ -264,7 +264,11 @@ class Seen:
     def keep(
         self, exit: int, ids: NDArray[np.int64], score: NDArray[np.floating], logits: NDArray[np.floating]
     ) -> None:
-        """Write down what an exit said of rows `ids`, one entry a row."""
+        """Write down what an exit said of rows `ids`, ascending and one entry a row. The arrays are kept as they are
+        where they are of all rows."""
+        if len(ids) == self.score.shape[1]:
+            self.score[exit], self.logits[exit] = score, logits
+            return
         self.score[exit, ids] = score
         held = self._logits.get(exit)
         if held is None:  # another thread may find the same

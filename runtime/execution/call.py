@@ -21,6 +21,9 @@ Again = Callable[[str], Predictions]
 AgainOf = Callable[[Mapping[str, Any], str], Predictions]
 """As `Again`, of which inputs."""
 
+Keep = Callable[[Predictions, Seen, Mapping[str, Any]], Predictions]
+"""Keeps answers with what every exit said of them and their inputs, and gives them as their caller gets them."""
+
 
 def not_again(kind: str) -> Predictions:
     """For a call whose answers nobody looks at."""
@@ -49,8 +52,8 @@ class Call:
     ) -> None:
         """sizes: of every symbolic axis. fetch: what to bring beside the answers. limit: the most rows run at once.
 
-        stop: whether nobody wants the answer any more. seen: where to keep what every exit says; whoever runs the call
-        then looks at each (see `anytime`).
+        stop: whether nobody wants the answer any more. seen: where to keep what every exit says; an executor that
+        doesn't `fill` it leaves each to be looked at (see `anytime`).
         """
         self._stop, self.seen = stop, seen
         self.route, self.gate = route, route.gate

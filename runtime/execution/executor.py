@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.bundle import Block, Bundle, Segment
 from offramp.runtime.errors import InputError, RuntimeUnavailable
-from offramp.runtime.execution.call import Again, AgainOf, Call
+from offramp.runtime.execution.call import Again, AgainOf, Call, Keep
 from offramp.runtime.execution.cpu.executor import CpuExecutor
 from offramp.runtime.execution.cpu.session import available_threads, check_spin, check_threads, resolve_providers
 from offramp.runtime.execution.route import Route
@@ -21,6 +21,11 @@ DEVICES = "cpu, cuda, cuda:N, torch:cpu, torch:cuda or torch:cuda:N"
 
 State = Mapping[str, Any]
 """Tensors by name, where the executor keeps them: arrays on a CPU, tensors on a device."""
+
+ShortWay = Callable[[Mapping[str, Any], Callable[[], bool] | None], Predictions | None]
+"""Unchecked inputs, and whether to stop, to answers that fetch nothing more.
+
+None for inputs that it doesn't take, which then go the general way."""
 
 
 class Executor(Protocol):
@@ -45,23 +50,31 @@ class Executor(Protocol):
     def runs_cascade_graph(self) -> bool:
         """Whether calls may go through the bundle's cascade graph here."""
 
-    def open(self, route: Route) -> None:
-        """Open what a route runs. Raises BundleError, so that what is wrong is said before anything runs."""
+    @property
+    def gives_every_exit(self) -> bool:
+        """Whether that graph can say what every exit said."""
+
+    def open(self, route: Route, *, every_exit: bool = False) -> None:
+        """Open what a route runs. Raises BundleError, so that what is wrong is said before anything runs.
+
+        every_exit: for calls that keep what every exit says.
+        """
 
     def answer(self, call: Call, again: Again) -> Predictions:
         """Answer all rows of a call. again: how to get what it doesn't fetch.
 
-        Raises InputError for values that a graph can't run on, CascadeClosed.
+        It keeps what every exit says, if the call asks for that and it `fills` it. Raises InputError for values that a
+        graph can't run on, CascadeClosed.
         """
 
-    def prepare(
-        self, route: Route, limit: int, again: AgainOf
-    ) -> Callable[[Mapping[str, Any], Callable[[], bool] | None], Predictions | None] | None:
-        """The short way for a route that one graph answers: unchecked inputs, and whether to stop, to answers that
-        fetch nothing more.
+    def fills(self, call: Call) -> bool:
+        """Whether `answer` keeps what every exit says, if the call asks for that; else each has to be looked at."""
 
-        It gives None for inputs that it doesn't take, which then go the general way. limit: the most rows at once.
-        again: how to get what it doesn't fetch, of which inputs. None where there is no such way.
+    def prepare(self, route: Route, limit: int, again: AgainOf, keep: Keep | None = None) -> ShortWay | None:
+        """The short way for a route that one graph answers. limit: the most rows at once.
+
+        again: how to get what it doesn't fetch, of which inputs. keep: what to do with all answers and what every exit
+        said of them, right after the run. None where there is no such way.
         """
 
     def held(self) -> AbstractContextManager[None]:
@@ -86,17 +99,18 @@ class Executor(Protocol):
         """Tensors as arrays of this process."""
 
     def run_cascade_graph(
-        self, inputs: Mapping[str, NDArray[Any]], thresholds: Mapping[str, NDArray[Any]]
+        self, inputs: Mapping[str, NDArray[Any]], thresholds: Mapping[str, NDArray[Any]], *, every_exit: bool = False
     ) -> list[NDArray[Any]]:
         """Run the cascade graph on checked inputs: its CASCADE_OUTPUTS.
 
-        thresholds: as `threshold_inputs` or `threshold_rows` makes them. Raises InputError where it can't be run.
+        thresholds: as `threshold_inputs` or `threshold_rows` makes them. every_exit: EVERY_EXIT_OUTPUTS as well, which
+        `each_exit` tells apart. Raises InputError where it can't be run.
         """
 
-    def warm_up(self, route: Route, sizes: Mapping[str, int], rows: int) -> None:
+    def warm_up(self, route: Route, sizes: Mapping[str, int], rows: int, *, every_exit: bool = False) -> None:
         """Run a route on made-up rows, so that nothing is done for the first time while serving.
 
-        sizes: of every symbolic axis but the batch. rows: the largest batch to come.
+        sizes: of every symbolic axis but the batch. rows: the largest batch to come. every_exit: as in `open`.
         """
 
     def close(self) -> None:

@@ -26,8 +26,8 @@ class Online:
     through all exits after they were answered, by a thread of its own; `cwmcs` and `temperature` need such rows.
     limits: how much is kept, and how soon it is on the disk.
 
-    With this, blocks run one by one, since every exit's logits are kept: what that costs against the cascade graph
-    depends on the model, and is least where blocks are large.
+    On a CPU rows go through `cascade_every_exit.onnx` with this, which gives every exit's logits; on a device, and in
+    bundles of an earlier offramp, which lack it, blocks are run one by one.
     """
 
     where: str | Path

@@ -34,9 +34,10 @@ class Ways:
         self._manifest, self._executor = cascade.manifest, cascade.executor
         exits = len(points.exits)
         self._graph: GraphWay | None = None
-        if self._manifest.cascade is not None and self._executor.runs_cascade_graph and exits > 1:
+        runs = self._executor.gives_every_exit if self._keeps else self._executor.runs_cascade_graph
+        if self._manifest.cascade is not None and runs and exits > 1:
             whole = Gate(OperatingPoint((*[0.0] * (exits - 1), -math.inf)), exits)
-            self._graph = GraphWay(self._executor, Route(self._manifest, whole), padding)
+            self._graph = GraphWay(self._executor, Route(self._manifest, whole), padding, keeps=self._keeps)
         self._stages: dict[tuple[int, ...], StageWay] = {}
         self._alone: dict[int, AloneWay] = {}
         early = {j for point in points.points.values() for j in point.exits[:-1]}
@@ -53,7 +54,8 @@ class Ways:
         seconds: about how long it may take.
         """
         if self._graph is not None and self.batching == "auto" and len(self._shared) > 1:
-            self._times = time_stages(self._cascade, self._stage_way(self._shared).route, seconds)
+            route = self._stage_way(self._shared).route
+            self._times = time_stages(self._cascade, route, seconds, every_exit=self._keeps)
 
     @property
     def chooses(self) -> bool:
@@ -82,8 +84,7 @@ class Ways:
             return self._alone.setdefault(id(cascade), AloneWay(cascade, self._padding, keeps=self._keeps))
         if len(route.stages) == 1 and not job.anytime:
             return self._stage_way(route.gate.point.exits)
-        one_by_one = job.anytime or self._keeps  # the graph says nothing of exits that a row goes on from
-        if self._graph is not None and self.through_graph and route.threshold_inputs is not None and not one_by_one:
+        if self._graph is not None and self.through_graph and route.threshold_inputs is not None and not job.anytime:
             return self._graph
         exits = route.gate.point.exits
         return self._stage_way(self._shared if set(exits) <= set(self._shared) else exits)

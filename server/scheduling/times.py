@@ -61,10 +61,11 @@ def _at(line: Sequence[float], rows: float) -> float:
     return float(np.interp(rows, ROWS, line))
 
 
-def time_stages(cascade: Cascade, route: Route, seconds: float) -> StageTimes | None:
+def time_stages(cascade: Cascade, route: Route, seconds: float, *, every_exit: bool = False) -> StageTimes | None:
     """Time a route's stages, and the same blocks inside the cascade graph if that has an exit behind each.
 
-    seconds: about how long it may take; None where a few rounds would take far longer.
+    seconds: about how long it may take; None where a few rounds would take far longer. every_exit: as graphs are run
+    where it is kept what every exit says.
     """
     manifest, sizes = cascade.manifest, cascade.manifest.typical_sizes
     inputs = made_up_inputs(manifest, {**sizes, "batch": 1})
@@ -77,8 +78,11 @@ def time_stages(cascade: Cascade, route: Route, seconds: float) -> StageTimes | 
     graphs = [stage.graph for stage in route.stages]
     alone = time_graphs(cascade, graphs, sizes, rows=ROWS, rounds=_ROUNDS, seconds=seconds / 2)
     inside = None
-    if manifest.cascade is not None and cascade.executor.runs_cascade_graph:
-        found = time_cascade_graph(cascade, sizes, rows=ROWS, rounds=_ROUNDS, seconds=seconds / 2).seconds
+    executor = cascade.executor
+    if executor.gives_every_exit if every_exit else executor.runs_cascade_graph:
+        found = time_cascade_graph(
+            cascade, sizes, rows=ROWS, rounds=_ROUNDS, seconds=seconds / 2, every_exit=every_exit
+        ).seconds
         if all(graph.file in found for graph in graphs):
             inside = tuple(found[graph.file] for graph in graphs)
     return StageTimes(route.costs(sizes).stages, inside, tuple(alone.seconds[graph.file] for graph in graphs))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import Stopped
+from offramp.runtime.execution.each_exit import each_exit
 from offramp.runtime.execution.executor import Executor, State
 from offramp.runtime.execution.route import Route, threshold_rows
 from offramp.runtime.inputs import rows_of
@@ -25,9 +26,9 @@ class GraphWay:
 
     mixes = True
 
-    def __init__(self, executor: Executor, route: Route, padding: Padding) -> None:
-        """route: with every exit open."""
-        self._executor, self._route, self._padding = executor, route, padding
+    def __init__(self, executor: Executor, route: Route, padding: Padding, *, keeps: bool = False) -> None:
+        """route: with every exit open. keeps: whether it is kept what every exit says."""
+        self._executor, self._route, self._padding, self._keeps = executor, route, padding, keeps
 
     def __repr__(self) -> str:
         return "graph"
@@ -56,7 +57,8 @@ class GraphWay:
             of_row = np.repeat([numbers[id(job.route)] for job, _ in parts], [len(rows) for _, rows in parts])
             thresholds = threshold_rows(routes, of_row)
         with self._executor.held():
-            label, score, gate, logits = self._executor.run_cascade_graph(arrays, thresholds)
+            made = self._executor.run_cascade_graph(arrays, thresholds, every_exit=self._keeps)
+        label, score, gate, logits, *said = made
         left = self._route.exit_of_gate(gate)
         answering = Answering(parts, label, score, logits if any(job.needs_logits for job, _ in parts) else None)
         answering.leave_at(left)
@@ -65,7 +67,15 @@ class GraphWay:
             ran.append(int(np.count_nonzero(left > before)))
             before = before if step.exit is None else step.exit
         executed = self._route.costs(self._padding.named(sizes)).executed(ran)
-        return Outcome(answering.hand_out(), executed=executed)
+        outcome = Outcome(answering.hand_out(), executed=executed)
+        if self._keeps:
+            (bars,), graph = thresholds.values(), self._route.manifest.cascade
+            assert graph is not None
+            seen = Seen(len(self._route.manifest.exits), batch.rows)
+            for exit, at, scores, those in each_exit(graph, bars, gate, *said):
+                seen.keep(exit, at, scores, those)
+            outcome.left = [answering.left(outcome.settled, None, seen)]
+        return outcome
 
 
 class StageWay:

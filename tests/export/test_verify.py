@@ -1,5 +1,8 @@
 """A bundle is held against its model before it is kept: what differs is named, and what mixes rows is seen."""
 
+import json
+import shutil
+
 import numpy as np
 import onnx
 import pytest
@@ -11,6 +14,7 @@ from offramp.export.rows import keep_company
 from offramp.export.verify import onnx_reference, verify, verify_cascade_graph
 from offramp.export.writing.weights import WeightFile
 from offramp.runtime import ExportError
+from offramp.runtime.files import seal, sha256_of_file
 from onnx import TensorProto, helper
 
 OUTPUTS = Outputs(logits=["logits_0", "logits_1"])
@@ -85,6 +89,39 @@ def test_a_bundle_of_another_model_is_refused_by_the_exit_that_differs(made, exi
     bundle, probe, reference, company = made
     with pytest.raises(ExportError, match=rf"^logits\[{exit}\] of the cascade differs .* the bundle wasn't written"):
         verify(bundle, probe, off(reference, "logits", exit, change), company)
+
+
+def scores_of_others(model):
+    """Rows that reach exit 1 in the places of those that reach exit 0."""
+    branch = model.graph.node[-1].attribute
+    onward = next(a.g for a in branch if a.name == "then_branch")
+    for node in onward.node:
+        if node.op_type == "Concat" and node.output[0].endswith("reached_scores"):
+            node.input[:] = node.input[::-1]
+
+
+def logits_of_nobody(model):
+    """Zeros for those that end at exit 0."""
+    branch = model.graph.node[-1].attribute
+    done = next(a.g for a in branch if a.name == "else_branch")
+    node = next(n for n in done.node if n.output[0].endswith("reached_logits"))
+    node.CopyFrom(helper.make_node("Sub", [node.input[0]] * 2, node.output))
+
+
+@pytest.mark.parametrize("fault", [scores_of_others, logits_of_nobody])
+def test_a_graph_that_says_something_else_of_an_exit_than_its_block_is_refused(made, tmp_path, fault):
+    bundle, probe, reference, company = made
+    folder = shutil.copytree(bundle, tmp_path / "b")
+    file, manifest = folder / "cascade_every_exit.onnx", folder / "manifest.json"
+    model = onnx.load(file, load_external_data=False)
+    fault(model)
+    onnx.save(model, file)
+    document = json.loads(manifest.read_text())
+    del document["digest"]
+    document["files"][file.name] = {"sha256": sha256_of_file(file), "bytes": file.stat().st_size}
+    manifest.write_bytes(seal(document))
+    with pytest.raises(ExportError, match=r"^it says of exit 0 what is off by"):
+        verify_cascade_graph(folder, probe, reference, company)
 
 
 def test_a_difference_of_rounding_is_none(made):

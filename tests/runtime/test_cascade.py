@@ -243,8 +243,8 @@ def test_a_call_of_several_batches_finishes_though_its_cascade_is_closed_after_t
             self.close()
             return made
 
-        def run_cascade_graph(self, inputs, thresholds):
-            made = super().run_cascade_graph(inputs, thresholds)
+        def run_cascade_graph(self, inputs, thresholds, **more):
+            made = super().run_cascade_graph(inputs, thresholds, **more)
             self.close()
             return made
 

@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.execution.answers import Ids
 from offramp.runtime.execution.call import Again, AgainOf, Call
+from offramp.runtime.execution.each_exit import each_exit
 from offramp.runtime.execution.route import Route
 from offramp.runtime.gate import Decision
-from offramp.runtime.predictions import Predictions
+from offramp.runtime.predictions import Predictions, Seen
 
 RunCascade = Callable[[Mapping[str, Any]], Sequence[Any]]
-"""Runs the graph on checked inputs; gives its CASCADE_OUTPUTS, the logits only if the call needs them."""
+"""Runs the graph on checked inputs; gives its CASCADE_OUTPUTS, the logits only if the call needs them. Of a call that
+keeps what every exit says, also EVERY_EXIT_OUTPUTS."""
 
 
 def answer_cascade_graph(call: Call, run: RunCascade, again: Again) -> Predictions:
@@ -29,8 +31,27 @@ def answer_cascade_graph(call: Call, run: RunCascade, again: Again) -> Predictio
     for start in range(0, call.rows, call.limit):
         call.go_on()
         ids = np.arange(start, min(start + call.limit, call.rows))
-        _keep(call, run(call.take(ids)), ids)
+        made = run(call.take(ids))
+        if call.seen is not None:
+            made = see(call.seen, call.route, made, ids)
+        _keep(call, made, ids)
     return call.predictions(again)
+
+
+def see(seen: Seen, route: Route, made: Sequence[Any], ids: Ids) -> Sequence[Any]:
+    """Write down what every exit said of rows `ids`, and give what is left, the answers.
+
+    made: what the graph gave, ending in EVERY_EXIT_OUTPUTS, or in the logits where it has but one exit.
+    """
+    if len(route.stages) == 1:
+        seen.keep(route.only_exit.item(), ids, made[1], made[2])
+        return made
+    *answers, scores, logits = made
+    graph, (thresholds,) = route.manifest.cascade, route.thresholds.values()
+    assert graph is not None
+    for exit, rows, score, z in each_exit(graph, thresholds, answers[2], scores, logits):
+        seen.keep(exit, ids[rows], score, z)
+    return answers
 
 
 class _Made:

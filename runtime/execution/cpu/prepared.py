@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from offramp.runtime.execution.call import AgainOf, go_on
-from offramp.runtime.execution.cpu.one_graph import Looked, LookedAlone
+from offramp.runtime.execution.call import AgainOf, Keep, go_on
+from offramp.runtime.execution.cpu.one_graph import Looked, LookedAlone, see
 from offramp.runtime.execution.cpu.session import RunSession
 from offramp.runtime.execution.route import Route
-from offramp.runtime.predictions import Predictions
+from offramp.runtime.predictions import Predictions, Seen
 
 
 class Prepared:
@@ -32,16 +32,18 @@ class Prepared:
         takes: Sequence[str],
         limit: int,
         again: AgainOf,
+        keep: Keep | None,
     ) -> None:
         """sessions: those that are open, the graph's `file` among them or not. outputs: to fetch.
 
         takes: the model's inputs that the graph takes. constants: what beside them. limit: the most rows at once.
-        again: how to get what isn't fetched, of which inputs.
+        again: how to get what isn't fetched, of which inputs. keep: see `Executor.prepare`; the outputs end in what
+        `see` takes then.
         """
         self._route, self._sessions, self._file, self._outputs = route, sessions, file, outputs
         self._constants = dict(constants)
         self._limit = limit if route.manifest.rows_independent else 1
-        self._again = again
+        self._again, self._keep = again, keep
         self._expected = [
             (i.name, np.dtype(i.dtype), tuple(i.shape), np.dtype(i.dtype).kind == "f", i.name in takes)
             for i in route.manifest.inputs
@@ -77,11 +79,16 @@ class Prepared:
         if stop is not None:
             go_on(stop)
         try:
-            made = run(self._outputs, feed)
+            made: Sequence[Any] = run(self._outputs, feed)
         except Exception:  # the general way says what is wrong
             return None
-        looked = LookedAlone if sizes["batch"] == 1 else Looked
-        return Predictions.later(looked(self._route, sizes, made, inputs, self._again))
+        rows = sizes["batch"]
+        looked = LookedAlone if rows == 1 else Looked
+        if self._keep is None:
+            return Predictions.later(looked(self._route, sizes, made, inputs, self._again))
+        seen = Seen(len(self._route.manifest.exits), rows)
+        made = see(seen, self._route, made, np.arange(rows))
+        return self._keep(Predictions.later(looked(self._route, sizes, made, inputs, self._again)), seen, inputs)
 
 
 def all_finite(array: NDArray[Any]) -> bool:

@@ -265,7 +265,7 @@ class Sessions:
         """Whether a graph has all the blocks in it, so that none follows on its run."""
         manifest = self._bundle.manifest
         whole = {s.file for s in manifest.segments if (s.first, s.last) == (0, len(manifest.blocks) - 1)}
-        return file in whole or (manifest.cascade is not None and manifest.cascade.file == file)
+        return file in whole or (manifest.cascade is not None and file in manifest.cascade.files)
 
     def close(self) -> None:
         """Take no more calls, and let go of the sessions when the last one has ended."""

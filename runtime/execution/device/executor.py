@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from offramp.runtime.bundle import GATE_INPUTS, Block, Bundle, Segment
 from offramp.runtime.errors import InputError, RuntimeUnavailable
-from offramp.runtime.execution.call import Again, AgainOf, Call, not_again
+from offramp.runtime.execution.call import Again, AgainOf, Call, Keep, not_again
 from offramp.runtime.execution.calls import Calls
 from offramp.runtime.execution.device.buckets import buckets
 from offramp.runtime.execution.device.flow import Flow
@@ -28,6 +28,7 @@ class DeviceExecutor:
 
     batch_rows = 1024
     runs_cascade_graph = False  # control flow inside a graph runs on the host, so blocks are graphs of their own here
+    gives_every_exit = False
 
     def __init__(self, bundle: Bundle, graphs: Graphs) -> None:
         self.graphs = graphs
@@ -46,7 +47,7 @@ class DeviceExecutor:
     def opened(self) -> frozenset[str]:
         return self.graphs.opened
 
-    def open(self, route: Route) -> None:
+    def open(self, route: Route, *, every_exit: bool = False) -> None:
         for stage in route.stages:
             self.graphs.open(stage.graph)
 
@@ -57,7 +58,10 @@ class DeviceExecutor:
     def held(self) -> AbstractContextManager[None]:
         return self._calls.held()
 
-    def prepare(self, route: Route, limit: int, again: AgainOf) -> None:
+    def fills(self, call: Call) -> bool:
+        return False
+
+    def prepare(self, route: Route, limit: int, again: AgainOf, keep: Keep | None = None) -> None:
         return None
 
     def _constant(self, values: NDArray[np.float32]) -> torch.Tensor:
@@ -85,7 +89,7 @@ class DeviceExecutor:
         return made
 
     def run_cascade_graph(
-        self, inputs: Mapping[str, NDArray[Any]], thresholds: Mapping[str, NDArray[Any]]
+        self, inputs: Mapping[str, NDArray[Any]], thresholds: Mapping[str, NDArray[Any]], *, every_exit: bool = False
     ) -> list[NDArray[Any]]:
         raise InputError("the cascade graph isn't run on a device: its blocks are.")
 
@@ -104,7 +108,7 @@ class DeviceExecutor:
             lane.wait()
         return {name: tensor.numpy() for name, tensor in there.items()}
 
-    def warm_up(self, route: Route, sizes: Mapping[str, int], rows: int) -> None:
+    def warm_up(self, route: Route, sizes: Mapping[str, int], rows: int, *, every_exit: bool = False) -> None:
         """Every graph at every bucket, on every lane, so that nothing is planned or captured while serving.
 
         Other sizes run as well; they are captured once they have come three times.

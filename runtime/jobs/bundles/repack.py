@@ -120,8 +120,8 @@ def _files(manifest: Manifest, document: dict[str, Any]) -> list[str]:
     graphs = {graph.file for graph in (*manifest.blocks, *manifest.segments)}
     wanted = {graph["file"] for graph in (*document["blocks"], *document["segments"])}
     if manifest.cascade is not None:
-        graphs.add(manifest.cascade.file)
-        wanted |= {manifest.cascade.file} if document["cascade"] else set()
+        graphs |= set(manifest.cascade.files)
+        wanted |= set(manifest.cascade.files) if document["cascade"] else set()
     return [name for name in manifest.files if name in wanted or name not in graphs]
 
 

@@ -107,11 +107,13 @@ def time_cascade_graph(
     rows: Sequence[int] = (1, 8, 32),
     rounds: int = 30,
     seconds: float = 20.0,
+    every_exit: bool = False,
 ) -> Timings:
     """What each block and segment takes inside the cascade graph, by file as `time_graphs`.
 
     The graph is run with everybody leaving at one exit and the others closed: what a block takes is the
     difference to the exit before. What an exit takes that nobody leaves at is measured by opening it, out of reach.
+    every_exit: of the graph that gives what every exit says.
     """
     manifest, executor = cascade.manifest, cascade.executor
     cascade_graph = manifest.cascade
@@ -128,7 +130,9 @@ def time_cascade_graph(
     for count in rows:
         inputs = made_up_inputs(manifest, {**sizes, "batch": count})
         runs = {
-            name: partial(executor.run_cascade_graph, inputs, threshold_inputs(cascade_graph, rule))
+            name: partial(
+                executor.run_cascade_graph, inputs, threshold_inputs(cascade_graph, rule), every_exit=every_exit
+            )
             for name, rule in rules.items()
         }
         spent = _in_turns(runs, rounds, seconds / len(rows))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from offramp.export import export_bundle
 from offramp.runtime import Cascade, OperatingPoint
-from offramp.runtime.bundle import CASCADE_INPUTS, CASCADE_OUTPUTS
+from offramp.runtime.bundle import CASCADE_INPUTS, CASCADE_OUTPUTS, EVERY_EXIT_OUTPUTS
 from onnx import TensorProto, helper, numpy_helper
 from toys import SEQUENCE, BatchSecond, Everything, Masked, Plain, make
 
@@ -46,8 +46,8 @@ class Written:
 
     def __init__(self, bundle, unknown=()):
         """unknown: rows that are no numbers."""
-        self.bundle, self.file = bundle, bundle / "cascade.onnx"
-        self.session = onnxruntime.InferenceSession(str(self.file))
+        self.bundle, self.files = bundle, (bundle / "cascade.onnx", bundle / "cascade_every_exit.onnx")
+        self.session, self.every_exit = (onnxruntime.InferenceSession(str(file)) for file in self.files)
         with Cascade.load(bundle, threads=1) as cascade:
             self.inputs = drawn(cascade.manifest)
             for row in unknown:
@@ -59,6 +59,11 @@ class Written:
         """bars: thresholds of all rows, or of each one."""
         return run(self.session, inputs or self.inputs, bars)
 
+    def said(self, bars):
+        """The answers, and scores and logits of all rows that reached each exit, one exit after the other."""
+        *answers, scores, logits = run(self.every_exit, self.inputs, bars, (*CASCADE_OUTPUTS, *EVERY_EXIT_OUTPUTS))
+        return answers, scores, logits
+
     def expected(self, bars):
         """Label, score, exit and logits of every row, found out one by one."""
         exits = [leaves_at(self.records.score[:, row], mine) for row, mine in enumerate(of_each_row(bars))]
@@ -66,9 +71,9 @@ class Written:
         return self.records.label[at], self.records.score[at], exits, np.stack(self.records.logits)[at]
 
 
-def run(session, inputs, bars):
+def run(session, inputs, bars, outputs=CASCADE_OUTPUTS):
     (name,) = CASCADE_INPUTS
-    return session.run(list(CASCADE_OUTPUTS), {name: np.atleast_2d(np.float32(bars)), **inputs})
+    return session.run(list(outputs), {name: np.atleast_2d(np.float32(bars)), **inputs})
 
 
 def leaves_at(scores, bars):
@@ -140,6 +145,26 @@ def test_each_row_follows_its_own_thresholds(written, data):
     row = st.tuples(*(rules(s) for s in written.records.score[:-1])).map(list)
     bars = data.draw(st.lists(row, min_size=ROWS, max_size=ROWS))
     check(written.run(bars), written.expected(bars))
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_what_every_exit_said_comes_one_exit_after_the_other_and_the_answers_are_the_same(written, data):
+    row = st.tuples(*(rules(s) for s in written.records.score[:-1])).map(list)
+    bars = data.draw(st.one_of(row, st.lists(row, min_size=ROWS, max_size=ROWS)))
+    answers, scores, logits = written.said(bars)
+    check(answers, written.expected(bars))
+    mine, start = of_each_row(bars), 0
+    for j in range(written.exits):
+        came = [k for k in range(ROWS) if answers[2][k] >= j]
+        asked = j == written.exits - 1 or any(mine[k][j] < np.inf for k in came)
+        if not asked and j:
+            continue
+        here = slice(start, start := start + len(came))
+        records = written.records
+        np.testing.assert_allclose(scores[here], records.score[j][came] if asked else 0, atol=1e-4)
+        np.testing.assert_allclose(logits[here], records.logits[j][came] if asked else 0, atol=1e-4)
+    assert len(scores) == len(logits) == start
 
 
 @given(data=st.data())
@@ -289,6 +314,14 @@ class Ignoring(Plain):
         return super().forward(x)
 
 
+def test_an_input_that_only_the_graph_of_every_exit_calls_its_own_costs_no_more_than_that_one(tmp_path):
+    said = []
+    bundle = export_bundle(chain(tmp_path, "reached_scores"), None, tmp_path / "b", progress=said.append)
+    assert answers_right(bundle, "reached_scores")
+    assert not (bundle / "cascade_every_exit.onnx").exists()
+    assert [line for line in said if line.startswith("without cascade_every_exit.onnx: the model has an input")]
+
+
 @pytest.mark.parametrize(
     "name",
     ["label", "score", "exit", "logits", "thresholds", "cascade.open", "exit_0.threshold", "exit_11.x", "block_0.h0"],
@@ -321,17 +354,22 @@ def named_twice(file, names_of):
 
 
 def test_no_value_is_made_twice_at_any_depth(written):
-    assert named_twice(written.file, lambda g: [n for node in g.node for n in node.output if n]) == []
+    for file in written.files:
+        assert named_twice(file, lambda g: [n for node in g.node for n in node.output if n]) == []
 
 
 def test_no_weight_has_the_name_of_an_outer_one(write):
-    assert named_twice(write("batch second").file, lambda g: [w.name for w in g.initializer]) == []
+    for file in write("batch second").files:
+        assert named_twice(file, lambda g: [w.name for w in g.initializer]) == []
 
 
-def test_it_takes_the_models_inputs_and_the_gates_and_stores_no_weight_again(written):
-    model = onnx.load(written.file, load_external_data=False)
+@pytest.mark.parametrize("every_exit", [False, True])
+def test_it_takes_the_models_inputs_and_the_gates_and_stores_no_weight_again(written, every_exit):
+    file = written.files[every_exit]
+    onnx.checker.check_model(str(file))
+    model = onnx.load(file, load_external_data=False)
     assert {i.name for i in model.graph.input} == {*written.inputs, *CASCADE_INPUTS}
-    assert [o.name for o in model.graph.output] == list(CASCADE_OUTPUTS)
+    assert [o.name for o in model.graph.output] == [*CASCADE_OUTPUTS, *(EVERY_EXIT_OUTPUTS if every_exit else ())]
     for graph in graphs_of(model.graph):
         for weight in graph.initializer:
             places = {e.key: e.value for e in weight.external_data}
@@ -341,4 +379,4 @@ def test_it_takes_the_models_inputs_and_the_gates_and_stores_no_weight_again(wri
 
 def test_a_model_with_one_exit_has_none(tmp_path):
     bundle = export_bundle(make(Plain, 8, 4, 1), torch.randn(3, 8), tmp_path / "b")
-    assert not (bundle / "cascade.onnx").exists()
+    assert not list(bundle.glob("cascade*"))

@@ -1,10 +1,14 @@
 """A cascade that keeps what it answers and learns from labels, from the first row to a version in force."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 from offramp.runtime import Cascade, InputError, Online, OperatingPoint, sample
 from offramp.runtime.calibration_file import Calibration, write_calibration
 from offramp.runtime.errors import NotLeader
+from offramp.runtime.files import seal
 from offramp.runtime.online.learning import Learning
 from offramp.runtime.online.recalibrator import Recalibrator
 
@@ -82,6 +86,57 @@ def test_what_every_exit_that_ran_said_is_kept(load, tmp_path):
     assert np.allclose(window.score[:, order][ran], records.score[:, mine][ran], atol=1e-4)
     z = records.logits[:, mine]
     assert np.allclose(window.logits[:, order][ran], (z - z.max(axis=-1, keepdims=True))[ran], atol=0.05)
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory):
+    """The digits as an earlier offramp wrote them."""
+    copy = shutil.copytree(sample.BUNDLE, tmp_path_factory.mktemp("earlier") / "b")
+    document = json.loads((copy / "manifest.json").read_text())
+    del document["cascade"]["every_exit"], document["digest"]
+    (copy / "manifest.json").write_bytes(seal(document))
+    (copy / "calibration.json").unlink()
+    return copy
+
+
+@pytest.mark.parametrize("rows", [1, 2, 40])
+@pytest.mark.parametrize("bars", [(2.0, 3.0), (np.inf, 3.0), (2.0, np.inf), (np.inf, np.inf)], ids=str)
+@pytest.mark.parametrize("one_graph", [True, False])
+def test_what_is_kept_is_the_same_by_whatever_way_it_came(load, earlier, rows, bars, one_graph):
+    point = OperatingPoint((*bars, float("-inf")), name="full")
+    cascade = load(sample.BUNDLE if one_graph else earlier, point=point)
+    exits_open = np.isfinite([*bars, 0.0])
+    assert ("cascade_every_exit.onnx" in cascade.executor.opened) == (one_graph and exits_open[:-1].any())
+    assert "cascade.onnx" not in cascade.executor.opened
+    outs = [cascade.predict({"x": X[k : k + rows]}) for k in range(0, 40, rows)]
+    ids, exits, abstain = (np.concatenate([getattr(out, name) for out in outs]) for name in ("ids", "exit", "abstain"))
+    assert cascade.feedback(ids.tolist(), Y[:40].tolist()) == ["accepted"] * 40
+    found, records = cascade.recalibration.window("full"), cascade.record({"x": X[:40]})
+    assert found.exit.tolist() == exits.tolist()
+    assert found.abstained.tolist() == abstain.tolist()
+    assert found.label.tolist() == Y[:40].tolist()
+    ran = exits_open[:, None] & (np.arange(3)[:, None] <= exits)
+    assert np.array_equal(np.isnan(found.score), ~ran)
+    assert np.allclose(found.score[ran], records.score[ran], atol=1e-4)
+    z = records.logits
+    assert np.allclose(found.logits[ran], (z - z.max(axis=-1, keepdims=True))[ran], atol=0.05)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_look_at_probabilities_keeps_no_row_again(load, rows):
+    cascade = load()
+    out = cascade.predict({"x": X[:rows]})
+    assert out.probabilities.shape == (rows, 10)
+    assert cascade.feedback(out.ids.tolist(), Y[:rows].tolist()) == ["accepted"] * rows
+    assert len(cascade.recalibration.window("free").label) == rows
+
+
+def test_warming_up_keeps_nothing(load):
+    cascade = load()
+    cascade.warm_up()
+    assert cascade.executor.opened == {"cascade_every_exit.onnx"}
+    assert cascade.feedback(cascade.predict({"x": X[:1]}).ids.tolist(), [3]) == ["accepted"]
+    assert len(cascade.recalibration.window("free").label) == 1
 
 
 def test_labels_by_name_twice_wrong_or_for_nobody(load):

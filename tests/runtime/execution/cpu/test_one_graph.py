@@ -15,9 +15,14 @@ from hypothesis import strategies as st
 from offramp.export import export_bundle
 from offramp.runtime import BundleError, Cascade, OperatingPoint
 from offramp.runtime.bundle import CascadeGraph
+from offramp.runtime.execution.anytime import exit_by_exit
+from offramp.runtime.execution.call import Call, not_again
 from offramp.runtime.execution.cpu.executor import CpuExecutor
+from offramp.runtime.execution.each_exit import each_exit
 from offramp.runtime.execution.route import threshold_inputs, threshold_rows
 from offramp.runtime.files import seal
+from offramp.runtime.jobs.bundles.repack import repack
+from offramp.runtime.predictions import Seen
 from onnx import TensorProto, helper
 from toys import SEQUENCE, BatchSecond, CrossRow, Everything, Masked, MultiScale, Plain, make
 
@@ -177,6 +182,54 @@ def test_rows_of_different_points_share_a_batch(bundle):
                 np.testing.assert_array_equal(label[known], alone.label[known])
 
 
+def test_what_every_exit_said_of_a_batch_of_different_points_is_told_apart(bundle):
+    with Cascade.load(bundle, threads=1) as cascade:
+        if not cascade.manifest.rows_independent:
+            pytest.skip("its rows are run one by one")
+        inputs = inputs_of(cascade, 40)
+        records = cascade.record(inputs)
+        rng = np.random.default_rng(1)
+        for turn in range(8):
+            points = [middling(records.score, rng) for _ in range(1 + turn % 4)]
+            of_row = rng.integers(0, len(points), 40)
+            given = threshold_rows([cascade.at(point).route for point in points], of_row)
+            *_, gate, _, scores, logits = cascade.executor.run_cascade_graph(inputs, given, every_exit=True)
+            found = list(each_exit(cascade.manifest.cascade, given["thresholds"], gate, scores, logits))
+            came = [np.flatnonzero(gate >= j) for j in range(len(cascade.exits))]
+            ran = [j for j, rows in enumerate(came) if any(j in points[k].exits for k in of_row[rows])]
+            assert [j for j, *_ in found] == ran
+            for j, rows, score, z in found:
+                assert rows.tolist() == came[j].tolist()
+                np.testing.assert_allclose(score, records.score[j][rows], atol=1e-4)
+                np.testing.assert_allclose(z, records.logits[j][rows], atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 30])
+@pytest.mark.parametrize("kept", [[0, 1, 2], [1, 2], [0, 2]], ids=str)
+def test_a_call_that_keeps_what_every_exit_says_is_one_run_of_the_graph(plain, tmp_path, rows, kept):
+    with Cascade.load(repack(plain, tmp_path / "b", kept), threads=1, batch_rows=16) as cascade:
+        inputs = inputs_of(cascade, rows)
+        score = cascade.record(inputs).score
+        early = len(kept) - 1
+        for turn in range(6):
+            bars = [float(np.median(s)) + 1e-3 if rows else 0.0 for s in score[:-1]]
+            bars[turn % early] = (math.inf, -math.inf, bars[turn % early])[turn // 2]
+            at = cascade.at(OperatingPoint((*bars, -math.inf)))
+            one, two = Seen(len(kept), rows), Seen(len(kept), rows)
+            call = Call(at.route, inputs, {"batch": rows}, limit=16, seen=one)
+            if not at.executor.fills(call):
+                assert len(at.route.stages) == 1
+                continue
+            check(at.executor.answer(call, not_again), at.predict(inputs))
+            again = Call(at.route, inputs, {"batch": rows}, limit=16, seen=two)
+            list(exit_by_exit(again, at.executor))
+            np.testing.assert_allclose(one.score, two.score, atol=1e-4)
+            for z, same, ran in zip(one.logits, two.logits, ~np.isnan(two.score), strict=True):
+                assert (z is None) == (same is None)
+                if z is not None:
+                    np.testing.assert_allclose(z[ran], same[ran], atol=1e-4)
+
+
 def middling(score, rng):
     """A point with thresholds between two scores, closed, or open to all, that may go no further than some exit."""
     bars = []
@@ -224,6 +277,8 @@ def test_scores_that_saturate_do_not_reach_what_is_above_them(threshold):
         ({"gates": 4}, "cascade.exits"),
         ({"file": "other.onnx"}, "cascade.file 'other.onnx' is not in files"),
         ({"file": "../cascade.onnx"}, "cascade.file"),
+        ({"every_exit": "other.onnx"}, "cascade.every_exit 'other.onnx' is not in files"),
+        ({"every_exit": "../cascade.onnx"}, "cascade.every_exit"),
     ],
 )
 def test_a_cascade_graph_that_makes_no_sense_is_refused(plain, tmp_path, change, message):

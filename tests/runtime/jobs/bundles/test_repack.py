@@ -135,6 +135,7 @@ def test_a_repacked_bundle_still_runs_as_one_graph(tmp_path):
         one = fewer.at(OperatingPoint((4.0, -math.inf))).predict({"x": images})
         two = every.at(OperatingPoint((math.inf, 4.0, -math.inf))).predict({"x": images})
         assert fewer.executor.opened == {"segment_0_2.onnx", "cascade.onnx"}
+        assert fewer.executor.gives_every_exit
     np.testing.assert_array_equal(one.label, two.label)
     np.testing.assert_array_equal(one.score, two.score)
     np.testing.assert_array_equal(one.exit + 1, two.exit)
