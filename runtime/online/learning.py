@@ -57,6 +57,7 @@ class Learning:
         self._looking = Lock()
         self._leading = f"recalibrate {manifest.name}"
         self._lease: Lease | None = None
+        self._led = 0  # the token of the newest lease that was held here
         self._new_labels = 0
         self.in_force = (0, calibration)
         self._begin()
@@ -171,6 +172,9 @@ class Learning:
         with self._looking:
             self._new_labels = 0
             lease = self._lease = self._store.lease(self._leading, self._store.engine, _LEASE)
+            if lease is not None and lease.token != self._led:
+                self._contests.clear()  # another led meanwhile: what its candidates spent is in the log
+                self._led = lease.token
             state = self.follow()
             if lease is None or state.frozen or state.mode == "off":
                 return []
@@ -289,19 +293,24 @@ class Learning:
     # ------------------------------------------------------------ contests
 
     def _contest(self, name: str) -> Contest:
-        """A point's candidates; what the log says of earlier ones counts, so that a restart spends nothing twice."""
+        """A point's candidates. All points' are made together, for what the log says of them is read once."""
         if name not in self._contests:
-            incumbent = self.calibration.point(name)
-            past = [one.numbers for one in self._store.decisions(_LOG) if one.numbers.get("point") == name]
-            same = [one for one in past if one.get("incumbent") == fitted_on(incumbent)]
-            self._contests[name] = Contest(
-                self._online,
-                incumbent,
-                before=self._before(incumbent),
-                opened=max((one.get("number", 0) for one in same), default=0),
-                selections=max((one.get("selections", 0) for one in past), default=0),
-            )
+            past = [one.numbers for one in self._store.decisions(_LOG)]
+            self._contests = {point: self._opened(point, past) for point in self.calibration.points}
         return self._contests[name]
+
+    def _opened(self, name: str, log: Sequence[Mapping[str, Any]]) -> Contest:
+        """What the log says of earlier candidates counts, so that a restart spends nothing twice."""
+        incumbent = self.calibration.point(name)
+        past = [numbers for numbers in log if numbers.get("point") == name]
+        same = [numbers for numbers in past if numbers.get("incumbent") == fitted_on(incumbent)]
+        return Contest(
+            self._online,
+            incumbent,
+            before=self._before(incumbent),
+            opened=max((one.get("number", 0) for one in same), default=0),
+            selections=max((one.get("selections", 0) for one in past), default=0),
+        )
 
     def _before(self, incumbent: OperatingPoint) -> OperatingPoint | None:
         """Whose place a point that was made online has taken."""
