@@ -18,6 +18,7 @@ from offramp.runtime.calibration_file import Calibration, decode_calibration, en
 from offramp.runtime.errors import InputError, StoreError
 from offramp.runtime.online.contest import ORIGIN, Contest, Found, fitted_on
 from offramp.runtime.online.gauges import Gauges, measure
+from offramp.runtime.online.leaving import Aim, Hold, rederive
 from offramp.runtime.online.online import Online
 from offramp.runtime.online.shadow import Shadow, ShadowRuns, Waiting, rows_of
 from offramp.runtime.online.window import Window
@@ -189,6 +190,34 @@ class Learning:
                         break  # the others were judged against an incumbent that may be none any more
                 found += looked
             return found
+
+    def rederive(self, point: str, hold: Hold = "shares", *, by: str) -> Found:
+        """New exit thresholds from rows that shadow runs have made complete: a version that a person may promote.
+
+        hold: what calibration had given the point and is to be so again, see `leaving.Aim`. by: who asks. Whatever
+        comes of it is logged; where it is "propose", numbers["version"] is the version. Nothing is put in force.
+        Raises InputError where calibration gave nothing of the kind or there are too few rows, StoreError.
+        """
+        from offramp.runtime.online.store.control import Draft
+
+        with self._looking:
+            self.follow()
+            incumbent = self.calibration.point(point)
+            given = self._own.points.get(point, incumbent)
+            contest = self._contest(point)
+            aim = Aim.of(hold, given, contest.selections + 1)
+            rows = self._store.window(point=point, limit=self._online.rows, complete=True)
+            flops = self._manifest.exit_flops(self._manifest.typical_sizes)
+            found = rederive(rows, incumbent, flops, aim)
+            contest.selections = aim.turn
+            numbers = {**found.numbers, "selections": aim.turn}
+            if found.kind != "propose":
+                self._store.decide(found.kind, numbers, by=by)
+                return found
+            document = self._encoded(self._with(found.point))
+            self._store.decide("propose", numbers, by=by, draft=Draft(f"thresholds, {hold}", document, in_force=False))
+            made = next(one.version for one in reversed(self._store.versions()) if one.document == document)
+            return replace(found, numbers={**numbers, "version": made})
 
     def _act(self, contest: Contest, found: Found, lease: "Lease", mode: str) -> None:
         """Log a verdict, and do what the mode says."""
