@@ -8,8 +8,9 @@ import math
 import re
 import stat
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Sizes of the symbolic axes, the batch apart, at which the bundle was verified; 32 where that isn't known."""
         verified = (self.verified.get("sizes") or [{}])[0]
         return {axis: int(verified.get(axis, 32)) for axis in self.axes[1:]}
+
+    def exit_flops(self, sizes: Mapping[str, int]) -> list[int]:
+        """Cumulative: what one row costs that leaves at each exit, at these sizes of the axes beside the batch."""
+        alone = {**sizes, "batch": 1}
+        spent = list(accumulate(cost.evaluate(block.flops, alone) for block in self.blocks))
+        return [spent[one.block] for one in self.exits]
 
     @property
     def routing_seen(self) -> tuple[tuple[int, ...], ...]:

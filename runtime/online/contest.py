@@ -41,7 +41,10 @@ class Found:
 
 
 class Contest:
-    """Who may take an operating point's incumbent's place."""
+    """Who may take an operating point's incumbent's place.
+
+    selections: how often a threshold of abstention was sought for the point; each spends some of the promise's δ.
+    """
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class Contest:
         )
         self._full = online.rows
         self._before = before
-        self._selections = selections
+        self.selections = selections
         self._sought_at: dict[int, int] = {}  # judge rows, by the candidate's number
 
     def look(self, window: Window) -> list[Found]:
@@ -124,7 +127,7 @@ class Contest:
             chosen = self._threshold(one, window, promise)
             if chosen is None:
                 return Found("wait", point, numbers)
-            numbers["selections"] = self._selections
+            numbers["selections"] = self.selections
             numbers["promise_broken"] = _broken(window.after(one.trial.after), chosen)
             if not (chosen.feasible or numbers["promise_broken"]):
                 return Found("seek", point, numbers)
@@ -142,14 +145,14 @@ class Contest:
         if rows < 2 * self._sought_at.get(number, 0):
             return None
         self._sought_at[number] = rows
-        self._selections += 1
+        self.selections += 1
         return abstention(
             window.after(one.trial.after),
             self._trials.incumbent,
             one.refit.point,
             risk=float(promise["risk"]),
             delta=float(promise["delta"]),
-            version=self._selections,
+            version=self.selections,
         )
 
 

@@ -18,6 +18,7 @@ from offramp.runtime.calibration_file import Calibration, decode_calibration, en
 from offramp.runtime.errors import InputError, StoreError
 from offramp.runtime.online.contest import ORIGIN, Contest, Found, fitted_on
 from offramp.runtime.online.gauges import Gauges, measure
+from offramp.runtime.online.leaving import Aim, Hold, rederive
 from offramp.runtime.online.online import Online
 from offramp.runtime.online.shadow import Shadow, ShadowRuns, Waiting, rows_of
 from offramp.runtime.online.window import Window
@@ -58,6 +59,7 @@ class Learning:
         self._looking = Lock()
         self._leading = f"recalibrate {manifest.name}"
         self._lease: Lease | None = None
+        self._led = 0  # the token of the newest lease that was held here
         self._new_labels = 0
         self.in_force = (0, calibration)
         self._begin()
@@ -245,6 +247,9 @@ class Learning:
         """As `look`, at one operating point. window: its newest rows."""
         with self._looking:
             lease = self._lease = self._store.lease(self._leading, self._store.engine, _LEASE)
+            if lease is not None and lease.token != self._led:
+                self._contests.clear()  # another led meanwhile: what its candidates spent is in the log
+                self._led = lease.token
             state = self.follow()
             if lease is None or state.frozen or state.mode == "off":
                 return []
@@ -256,6 +261,34 @@ class Learning:
                 if one.kind == "accept":
                     break  # the others were judged against an incumbent that may be none any more
             return found
+
+    def rederive(self, point: str, hold: Hold = "shares", *, by: str) -> Found:
+        """New exit thresholds from rows that shadow runs have made complete: a version that a person may promote.
+
+        hold: what calibration had given the point and is to be so again, see `leaving.Aim`. by: who asks. Whatever
+        comes of it is logged; where it is "propose", numbers["version"] is the version. Nothing is put in force.
+        Raises InputError where calibration gave nothing of the kind or there are too few rows, StoreError.
+        """
+        from offramp.runtime.online.store.control import Draft
+
+        with self._looking:
+            self.follow()
+            incumbent = self.calibration.point(point)
+            given = self._own.points.get(point, incumbent)
+            contest = self._contest(point)
+            aim = Aim.of(hold, given, contest.selections + 1)
+            rows = self._store.window(point=point, limit=self._online.rows, complete=True)
+            flops = self._manifest.exit_flops(self._manifest.typical_sizes)
+            found = rederive(rows, incumbent, flops, aim)
+            contest.selections = aim.turn
+            numbers = {**found.numbers, "selections": aim.turn}
+            if found.kind != "propose":
+                self._store.decide(found.kind, numbers, by=by)
+                return found
+            document = self._encoded(self._with(found.point))
+            self._store.decide("propose", numbers, by=by, draft=Draft(f"thresholds, {hold}", document, in_force=False))
+            made = next(one.version for one in reversed(self._store.versions()) if one.document == document)
+            return replace(found, numbers={**numbers, "version": made})
 
     def _act(self, contest: Contest, found: Found, lease: "Lease", mode: str) -> None:
         """Log a verdict, and do what the mode says."""
@@ -360,19 +393,24 @@ class Learning:
     # ------------------------------------------------------------ contests
 
     def _contest(self, name: str) -> Contest:
-        """A point's candidates; what the log says of earlier ones counts, so that a restart spends nothing twice."""
+        """A point's candidates. All points' are made together, for what the log says of them is read once."""
         if name not in self._contests:
-            incumbent = self.calibration.point(name)
-            past = [one.numbers for one in self._store.decisions(_LOG) if one.numbers.get("point") == name]
-            same = [one for one in past if one.get("incumbent") == fitted_on(incumbent)]
-            self._contests[name] = Contest(
-                self._online,
-                incumbent,
-                before=self._before(incumbent),
-                opened=max((one.get("number", 0) for one in same), default=0),
-                selections=max((one.get("selections", 0) for one in past), default=0),
-            )
+            past = [one.numbers for one in self._store.decisions(_LOG)]
+            self._contests = {point: self._opened(point, past) for point in self.calibration.points}
         return self._contests[name]
+
+    def _opened(self, name: str, log: Sequence[Mapping[str, Any]]) -> Contest:
+        """What the log says of earlier candidates counts, so that a restart spends nothing twice."""
+        incumbent = self.calibration.point(name)
+        past = [numbers for numbers in log if numbers.get("point") == name]
+        same = [numbers for numbers in past if numbers.get("incumbent") == fitted_on(incumbent)]
+        return Contest(
+            self._online,
+            incumbent,
+            before=self._before(incumbent),
+            opened=max((one.get("number", 0) for one in same), default=0),
+            selections=max((one.get("selections", 0) for one in past), default=0),
+        )
 
     def _before(self, incumbent: OperatingPoint) -> OperatingPoint | None:
         """Whose place a point that was made online has taken."""

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from offramp.runtime import arrays
 from offramp.runtime.arrays import Array, Floats
 from offramp.runtime.errors import InputError
+from offramp.runtime.thresholds import binomial
 from offramp.runtime.thresholds.exit_share import cascade_inputs
 from offramp.runtime.thresholds.rule import leave_at
 from offramp.runtime.thresholds.sgr import risk_bound
@@ -177,11 +178,12 @@ def _bounded(losses: ArrayLike) -> Floats:
 
 def binomial_p_value(losses: ArrayLike, epsilon: float) -> float:
     """P(Bin(n, ε) ≤ k) of k = Σ losses, each 0 or 1: exact. InputError for any other loss."""
-    from scipy.special import bdtr
-
     wrong = arrays.flags(losses, "losses")
     epsilon = arrays.fraction(epsilon, "epsilon", low_open=False, high_open=False)
-    return float(bdtr(int(wrong.sum()), len(wrong), epsilon)) if len(wrong) else 1.0
+    count, n = int(wrong.sum()), len(wrong)
+    if count == n or not epsilon:
+        return 1.0
+    return float(binomial.cdf(count, n, epsilon)) if epsilon < 1 else 0.0
 
 
 def binomial_bound(losses: ArrayLike, delta: float) -> float:
@@ -200,15 +202,13 @@ def hoeffding_bentkus_p_value(losses: ArrayLike, epsilon: float) -> float:
 
 
 def _hoeffding_bentkus(n: int, total: float, epsilon: float) -> float:
-    from scipy.special import bdtr
-
     if not n:
         return 1.0
     mean = min(total / n, epsilon)
     # The count is whole when the losses are; rounding first keeps 3.0000000000000004 from becoming 4.
     count = int(np.ceil(round(total, 9)))
     hoeffding = np.exp(-n * _divergence(mean, epsilon))
-    return float(min(1.0, hoeffding, np.e * bdtr(count, n, epsilon)))
+    return float(min(1.0, hoeffding, np.e * binomial.cdf(count, n, epsilon)))
 
 
 def _divergence(a: float, b: float) -> float:

@@ -203,14 +203,12 @@ def best_start(ranks: Ints, known: Sequence[TiedSets], risk: float, delta: float
     answered most on average over resamples of them as many as the others are; where none ever passes, the one with
     the smallest p-value. With many rows that is where the p-value is smallest.
     """
-    from scipy.special import bdtr
-
     if not known[0].total or not len(ranks):
         return 0
     answered, wrong = _walks(ranks, known, risk, delta)
     if answered.any():
         return int(answered.argmax())
-    return int(bdtr(np.minimum(np.floor(wrong), ranks - 1), ranks, risk).argmin())
+    return int(binomial.cdf(np.minimum(np.floor(wrong), ranks - 1), ranks, risk).argmin())
 
 
 def _walks(ranks: Ints, known: Sequence[TiedSets], risk: float, delta: float) -> tuple[Floats, Floats]:
@@ -219,8 +217,6 @@ def _walks(ranks: Ints, known: Sequence[TiedSets], risk: float, delta: float) ->
     A resample draws the errors' distribution, too (Beta), with one more error than seen: a stretch without one among
     few rows is no stretch that never errs. The same rows give the same answer.
     """
-    from scipy.special import bdtr
-
     total = known[0].total
     # Most errors of a rule up to each rank, were these rows as many as the others; a set of ties errs evenly.
     here = np.append(0, ranks) * (total / int(ranks[-1]))
@@ -232,7 +228,7 @@ def _walks(ranks: Ints, known: Sequence[TiedSets], risk: float, delta: float) ->
     both = wrong + rng.standard_gamma(np.maximum(inside - errors, 1e-9), shape)
     rate = np.divide(wrong, both, out=np.zeros(shape), where=both > 0)  # shapes near 0 draw 0
     k = np.cumsum(rng.binomial(np.diff(ranks, prepend=0), rate), axis=1)
-    passed = (k < ranks) & (bdtr(k, ranks, risk) <= delta)
+    passed = (k < ranks) & (binomial.cdf(k, ranks, risk) <= delta)
     # From a rank that passes the walk ends before the next that doesn't.
     failing = np.where(passed, len(ranks), np.arange(len(ranks)))
     end = np.minimum.accumulate(failing[:, ::-1], axis=1)[:, ::-1] - 1

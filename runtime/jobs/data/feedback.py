@@ -2,15 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 from offramp.runtime.bundle import read_bundle
 from offramp.runtime.errors import InputError
-from offramp.runtime.execution.route import Route
-from offramp.runtime.gate import Gate
 from offramp.runtime.jobs.data.labelled_rows import FEWEST_ROWS
 from offramp.runtime.jobs.data.opened import OpenedRecords
 from offramp.runtime.online.recalibrator import evenly
 from offramp.runtime.online.window import capped
-from offramp.runtime.points import full
 from offramp.runtime.predictions import Records
 
 MOST_ROWS = 50_000
@@ -51,7 +49,7 @@ def from_feedback(
             "them: serve with a larger share of these, and send labels."
         )
     sizes = manifest.typical_sizes
-    flops = Route(manifest, Gate(full(exits), exits)).costs(sizes).exits
+    flops = np.array(manifest.exit_flops(sizes))
     records = Records(
         logits=sample.logits,
         score=sample.score,

@@ -15,6 +15,8 @@ from offramp.runtime.online.recalibrator import Recalibrator
 pytest.importorskip("sqlalchemy")
 pytest.importorskip("alembic")
 
+from offramp.runtime.online.store.store import Store
+
 X, Y = sample.heldout()
 NOISE = 0.25  # of all labels are another class: every exit is far too sure of itself
 
@@ -237,6 +239,34 @@ def test_a_restart_spends_no_candidates_level_twice(load):
     assert later[: len(numbers)] == numbers
     assert later == sorted(set(later))
     assert len(later) > len(numbers)
+
+
+def test_who_leads_again_spends_no_level_that_another_has_spent(load, tmp_path):
+    first, second = load(point="full", mode="observe"), load(point="full")
+    manifest = first.manifest
+    about = {"model": manifest.name, "bundle": manifest.digest, "exits": 3, "classes": manifest.classes}
+
+    def trials():
+        return [one for one in first.recalibration.decisions() if one.kind == "trial"]
+
+    with Store.open(tmp_path / "kept.db", **about) as store:
+        for cascade, seed in ((first, 0), (second, 1), (first, 2)):
+            stream(cascade, 4, seed=seed)
+            leader = trials()[-1].by
+            store.release(store.lease(f"recalibrate {manifest.name}", leader, 1.0))
+    assert len({one.by for one in trials()}) == 2
+    numbers = [one.numbers["number"] for one in trials()]
+    assert numbers == sorted(set(numbers))
+
+
+def test_the_log_is_read_once_for_all_points(load, monkeypatch):
+    cascade = load(point="full", mode="observe")
+    read, decisions = [], Store.decisions
+    monkeypatch.setattr(Store, "decisions", lambda self, limit: read.append(limit) or decisions(self, limit))
+    assert len(cascade.operating_points) == 3
+    cascade.recalibration.look()
+    cascade.recalibration.look()
+    assert len(read) == 1
 
 
 def test_a_promise_that_is_broken_ends_in_abstention(load):

@@ -179,7 +179,7 @@ def test_a_server_without_scipy_can_do_all_of_it():
     code = (
         "import sys\nsys.modules['scipy'] = None\nimport numpy as np\n"
         "from served_rows import made_up, served\n"
-        "from offramp.runtime.online import alarms, gauges, guard, recalibrator, trials\n"
+        "from offramp.runtime.online import alarms, contest, gauges, guard, leaving, recalibrator, trials\n"
         "from offramp.runtime.points import OperatingPoint\n"
         "bars = (2.0, 2.0, -np.inf)\nwindow, point = served(*made_up(3000), bars), OperatingPoint(bars)\n"
         "for method in recalibrator.METHODS:\n"
@@ -188,6 +188,10 @@ def test_a_server_without_scipy_can_do_all_of_it():
         "    gauges.measure(window, made)\n"
         "    guard.judge(guard.open_trial(window, point, made, after=0.0), window, point, made)\n"
         "alarms.Alarms.of(window).update(window)\n"
+        "target = {'kind': 'guarantee', 'epsilon': .05, 'delta': .05}\n"
+        "kept = {'target': target, contest.KEEPS_PROMISE: {'risk': .4, 'delta': .05}}\n"
+        "point = OperatingPoint(bars, provenance=kept)\n"
+        "leaving.rederive(window, point, [1., 2., 3.], leaving.Aim.of('risk', point, 1))\n"
         "print('done')"
     )
     support = str(Path(__file__).parents[2] / "support")

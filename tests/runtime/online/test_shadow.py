@@ -225,6 +225,25 @@ def test_a_temperature_that_ece_would_welcome_is_refused_where_it_ranks_rows_wor
     assert new_eefp[0] < old_eefp[0] - 0.005
 
 
+def test_thresholds_are_derived_again_for_a_person_to_promote(load):
+    cascade = load(shadow=1.0)
+    balanced, learning = cascade.at("balanced"), cascade.recalibration
+    with pytest.raises(InputError, match="0 rows have all exits known"):
+        learning.rederive("balanced", by="somebody")
+    for _ in range(2):
+        cascade.feedback(balanced.predict({"x": X}).ids, Y)
+    learning.settle()
+    before = balanced.operating_point
+    found = learning.rederive("balanced", "shares", by="somebody")
+    assert found.kind == "propose"
+    assert learning.version == 0
+    assert learning.decisions()[-1].by == "somebody"
+    learning.promote(found.numbers["version"], by="somebody")
+    out = balanced.predict({"x": X})
+    assert balanced.operating_point.thresholds == found.point.thresholds != before.thresholds
+    assert (np.bincount(out.exit) / len(X)) == pytest.approx(before.expected["exit_shares"], abs=0.08)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_ends_with_its_own_exit_code(tmp_path):
     program = f"""if True:
