@@ -51,7 +51,7 @@ class Watch:
     risk: float | None = None
     alpha: float = 0.05
     standing: dict[str, Signal] = field(default_factory=dict)
-    _since: tuple[float, int] = (-np.inf, 0)
+    _since: tuple[float, int] = field(default=(-np.inf, 0), init=False)
 
     def __post_init__(self) -> None:
         arrays.fraction(self.alpha, "alpha")
