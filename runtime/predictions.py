@@ -267,7 +267,7 @@ class Seen:
         """Write down what an exit said of rows `ids`, ascending and one entry a row. The arrays are kept as they are
         where they are of all rows."""
         if len(ids) == self.score.shape[1]:
-            self.score[exit], self.logits[exit] = score, logits
+            self.score[exit], self._logits[exit] = score, np.asarray(logits)
             return
         self.score[exit, ids] = score
         held = self._logits.get(exit)
