@@ -28,7 +28,8 @@ class Head(nn.Module):
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
         x = functional.dropout(self.norm(pooled), self.dropout, self.training)
         x = functional.dropout(functional.gelu(self.hidden(x)), self.dropout, self.training)
-        return self.classes(x)
+        logits: torch.Tensor = self.classes(x)
+        return logits
 
 
 def hidden_width(width: int, classes: int, flops: int) -> int:

@@ -18,6 +18,15 @@ from offramp.runtime.cli import main
 QUICK = Recipe(epochs=12, steps=600)
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads don't outlive a fork, and add up in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def attached():
     return attach_exits(layers(), ["layers.0", "layers.2"], example_inputs={"x": rows()})
 
@@ -86,8 +95,7 @@ def test_a_training_that_was_killed_ends_as_if_it_hadnt_been(data, tmp_path, mon
     expected = weights(train_heads(attached(), data, recipe=QUICK).attached)
     work = tmp_path / "work"
     work.mkdir()
-    torch.set_num_threads(1)  # threads don't outlive a fork
-    killed_at(touch, lambda: train_heads(attached(), data, recipe=QUICK, work=work))
+    assert killed_at(touch, lambda: train_heads(attached(), data, recipe=QUICK, work=work))
     check_same(weights(train_heads(attached(), data, recipe=QUICK, work=work).attached), expected)
 
 
