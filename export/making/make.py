@@ -4,10 +4,9 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -16,7 +15,7 @@ from offramp.export.attaching.folder import load_attached, save_attached
 from offramp.export.making.steps import Say, Steps
 from offramp.export.training.fit import Recipe
 from offramp.export.training.rows import open_rows
-from offramp.export.training.train import digest, summary, table, train_heads
+from offramp.export.training.train import Bars, digest, summary, table, train_heads
 from offramp.runtime.bundle import MANIFEST, own_version, read_bundle
 from offramp.runtime.calibration_file import read_calibration
 from offramp.runtime.cascade import Cascade
@@ -33,14 +32,6 @@ from offramp.runtime.jobs.plain_json import to_json
 from offramp.runtime.jobs.recording.record import record
 from offramp.runtime.jobs.recording.unfinished import Unfinished, unfinished
 from offramp.runtime.points import OperatingPoint
-
-Advance = Callable[[int, int], None]
-
-
-class Bars(Protocol):
-    """Something that shows progress under a title."""
-
-    def __call__(self, title: str) -> AbstractContextManager[Advance]: ...
 
 
 @dataclass(frozen=True)
@@ -156,17 +147,15 @@ class _Making:
     def _train(self, path: Path) -> None:
         scratch = self._folder / "training"
         scratch.mkdir(exist_ok=True)
-        with self._bars("training") as progress:
-            made = train_heads(
-                self._attached,
-                self._asked.train,
-                labels=self._asked.labels,
-                recipe=self._asked.recipe,
-                work=scratch,
-                device=self._asked.device,
-                progress=progress,
-                say=lambda step: self._say(f"{step} …"),
-            )
+        made = train_heads(
+            self._attached,
+            self._asked.train,
+            labels=self._asked.labels,
+            recipe=self._asked.recipe,
+            work=scratch,
+            device=self._asked.device,
+            bars=self._bars,
+        )
         save_attached(self._attached, path, self._source, trained=summary(made))
         write_atomically(path / "table.txt", table(made).encode())
         shutil.rmtree(scratch)

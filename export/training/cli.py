@@ -1,7 +1,6 @@
 """offramp train"""
 
 import argparse
-import sys
 from pathlib import Path
 
 from offramp.export.attaching import INDEX, is_attached
@@ -50,17 +49,15 @@ def run(args: argparse.Namespace) -> int:
     recipe = recipe_of(args)
     with unfinished(args.out, marker=INDEX, replace=args.overwrite, keep=args.attached) as work:
         attached, index = load_attached(args.attached, call)
-        with bar("training") as progress:
-            trained = train_heads(
-                attached,
-                args.data,
-                labels=not args.no_labels,
-                recipe=recipe,
-                work=work.folder,
-                device=args.device,
-                progress=progress,
-                say=lambda step: print(f"{step} …", file=sys.stderr),
-            )
+        trained = train_heads(
+            attached,
+            args.data,
+            labels=not args.no_labels,
+            recipe=recipe,
+            work=work.folder,
+            device=args.device,
+            bars=bar,
+        )
         work.restart()
         write_attached(attached, work.work, index.source, trained=summary(trained))
         work.finish()

@@ -4,7 +4,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from offramp.export.training.rows import open_rows
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.data.sources import DataFile
 
-Progress = Callable[[int, int], None]
-Say = Callable[[str], None]
+Bars = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
+"""Makes a progress bar of a title: inside `with`, a function to call with (done, total)."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ def train_heads(
     recipe: Recipe | None = None,
     work: str | Path | None = None,
     device: str = "cpu",
-    progress: Progress | None = None,
-    say: Say | None = None,
+    bars: Bars | None = None,
 ) -> Trained:
     """Train the heads of `attach_exits`, in place; the classifier itself stays as it is.
 
@@ -64,27 +63,27 @@ def train_heads(
     recipe: how; the default needs no tuning. Its seed, the data and the model decide the result to the bit, on the
     same machine and threads.
     work: a folder for what is computed once, and for what a killed run goes on from; it is the caller's to remove.
-    device: where torch runs. progress: called with steps done and in all. say: called with what is begun.
+    device: where torch runs. bars: for progress, such as `offramp.runtime.cli.progress.bar`.
 
     Raises InputError for data that don't fit, naming file and row.
     """
     recipe = recipe or Recipe()
-    tell = say or (lambda _: None)
+    shown = bars or (lambda _: nullcontext(lambda done, total: None))
     sources = open_rows(attached, data)
     with ExitStack() as kept:
         folder = Path(kept.enter_context(tempfile.TemporaryDirectory()) if work is None else work)
         _to(attached, device)
         kept.callback(_to, attached, "cpu")
         key = _key(attached, sources, device)
-        tell("running the model on the training rows, once")
         place = folder / f"features-{_short(key)}"
-        features = compute_features(attached, sources, place, key, device=device, progress=progress)
+        with shown("running the model") as progress:
+            features = compute_features(attached, sources, place, key, device=device, progress=progress)
         if not labels:
             features = Features(features.pooled, features.logits, np.full(len(features), -1))
-        tell("training the heads on what it said")
         place = folder / f"fit-{_short([key, labels, msgspec.to_builtins(recipe), digest(attached.heads)])}"
         place.mkdir(exist_ok=True)
-        fit_heads(attached.heads, features, recipe, place, device=device, progress=progress)
+        with shown("training the heads") as progress:
+            fit_heads(attached.heads, features, recipe, place, device=device, progress=progress)
         lines = _lines(attached, features, recipe, device)
         known = int((np.asarray(features.labels) >= 0).sum())
     return Trained(attached, len(features), known, len(split(len(features), recipe)[1]), lines)
