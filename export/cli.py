@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from offramp.export.attaching import is_attached
 from offramp.export.exporter import check_libraries, export_bundle
 from offramp.export.preprocess import check_kind
 from offramp.runtime.bundle import MANIFEST
@@ -36,7 +37,11 @@ FILE.py:FUNCTION calls a function that takes no arguments. model.py may be:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _MODEL_FILE
-    parser.add_argument("model", help="FILE.py:FUNCTION that returns the module, or MODULE:FUNCTION, or FILE.onnx")
+    parser.add_argument(
+        "model",
+        help="FILE.py:FUNCTION that returns the module, or MODULE:FUNCTION, or FILE.onnx, or a folder written by "
+        "`offramp attach` or `offramp train`, which says all else by itself",
+    )
     parser.add_argument(
         "--example",
         help="FILE.py:FUNCTION that returns example inputs: {name: tensor or array}, one tensor, or a tuple in the "
@@ -71,8 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    is_onnx = args.model.endswith(".onnx")
-    if not is_onnx and args.example is None:
+    is_onnx, heads = args.model.endswith(".onnx"), is_attached(args.model)
+    if not is_onnx and not heads and args.example is None:
         raise ExportError("--example is missing: a torch model is traced on example inputs.")
     auxiliary = {}
     for option in args.auxiliary:
@@ -83,24 +88,32 @@ def run(args: argparse.Namespace) -> int:
     # Before the user's own code, which may load weights for a while, and which needs these libraries itself.
     check_libraries(args.model if is_onnx else None)
     check_new_folder(args.out, marker=MANIFEST, replace=args.overwrite)
-    preprocess = _preprocess(args.preprocess) if args.preprocess else None
+    preprocess = preprocess_of(args.preprocess) if args.preprocess else None
     if preprocess is not None:
         check_kind(preprocess)
-    model = args.model if is_onnx else _call(args.model)
-    example = _call(args.example) if args.example else None
+    known: dict[str, Any] = {}
+    if heads:
+        from offramp.export.attaching.folder import load_attached
+
+        model = load_attached(args.model, call)[0]
+        example, known = dict(model.about.example_inputs), model.known
+    else:
+        model = args.model if is_onnx else call(args.model)
+        example = None
+    example = call(args.example) if args.example else example
     with warnings.catch_warnings():
-        warnings.showwarning = _show
+        warnings.showwarning = show
         path = export_bundle(
             model,
             example,
             args.out,
-            dynamic_axes=_axes(_value(args.dynamic)) if args.dynamic else None,
-            classes=_value(args.classes) if args.classes else None,
+            dynamic_axes=axes_of(value_of(args.dynamic)) if args.dynamic else known.get("dynamic_axes"),
+            classes=value_of(args.classes) if args.classes else known.get("classes"),
             exits=args.exits.split(",") if args.exits else None,
             auxiliary=auxiliary or None,
-            name=args.name,
+            name=args.name or known.get("name"),
             version=args.model_version,
-            preprocess=preprocess,
+            preprocess=preprocess or known.get("preprocess"),
             overwrite=args.overwrite,
             progress=lambda step: print(f"{step} …", file=sys.stderr),
         )
@@ -113,21 +126,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show(message: Warning | str, *_: Any, **__: Any) -> None:
+def show(message: Warning | str, *_: Any, **__: Any) -> None:
     """A warning as one line, as errors are."""
     print(f"offramp: warning: {message}", file=sys.stderr)
 
 
-def _axes(value: Any) -> dict[str, dict[int, str]]:
+def axes_of(value: Any) -> dict[str, dict[int, str]]:
+    """What --dynamic names, with numbers for axes."""
     try:
         return {str(name): {int(k): str(v) for k, v in axes.items()} for name, axes in value.items()}
     except (AttributeError, ValueError, TypeError) as error:
         raise ExportError(f'--dynamic: expected {{"input": {{axis: "name"}}}}, got {value!r}.') from error
 
 
-def _preprocess(source: str) -> Any:
+def preprocess_of(source: str) -> Any:
     """The spec, whose relative paths start where it is written."""
-    value = _value(source)
+    value = value_of(source)
     if not isinstance(value, dict):
         return value
     where = source if source.endswith(".json") else source.rpartition(":")[0]
@@ -136,16 +150,17 @@ def _preprocess(source: str) -> Any:
     return value | paths
 
 
-def _value(source: str) -> Any:
+def value_of(source: str) -> Any:
+    """What a FILE.json holds, or a function returns."""
     if source.endswith(".json"):
         try:
             return json.loads(Path(source).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ExportError(f"{source}: can't be read as JSON ({error}).") from error
-    return _call(source)
+    return call(source)
 
 
-def _call(source: str) -> Any:
+def call(source: str) -> Any:
     """What the function named FILE.py:FUNCTION or MODULE:FUNCTION returns."""
     where, separator, name = source.rpartition(":")
     if not separator or not name.isidentifier():

@@ -46,7 +46,7 @@ class OutputLost(OfframpError):
 
 # PyPI's torch for Linux is a CUDA build of several gigabytes, and whatever depends on torch would bring it.
 _TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu && "
-_NEEDS_TORCH = {"export"}
+_NEEDS_TORCH = {"all", "export"}
 
 
 def how_to_install(extra: str) -> str:

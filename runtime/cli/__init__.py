@@ -18,6 +18,13 @@ COMMANDS = {
         "turn a torch model or a multi-output ONNX file into a bundle",
         "export",
     ),
+    "attach": ("offramp.export.attaching.cli", "put heads behind blocks of a classifier with one exit", "export"),
+    "train": ("offramp.export.training.cli", "train the heads of `offramp attach`, with labels or without", "export"),
+    "make": (
+        "offramp.export.making.cli",
+        "turn a classifier with one exit into a calibrated bundle: attach, train, export, calibrate",
+        "all",
+    ),
     "record": ("offramp.runtime.cli.record", "run every exit on data and keep the outputs", "cpu"),
     "calibrate": ("offramp.runtime.cli.calibrate", "choose operating points from records, and report on them", "jobs"),
     "evaluate": (
@@ -46,6 +53,9 @@ COMMANDS = {
 
 EXAMPLES = {
     "export": "offramp export model.py:build --example model.py:example_inputs --classes model.py:classes --out b/",
+    "attach": "offramp attach checkpoint/ --out attached/",
+    "train": "offramp train attached/ train.csv --out trained/",
+    "make": "offramp make checkpoint/ --train train.csv --val val.csv --max-drop 0.5% --out bundle/",
     "record": "offramp record bundle/ val.npz --out records/",
     "calibrate": "offramp calibrate bundle/ records/ --budget balanced=0.4 --max-drop 0.5% --abstain-risk 2%",
     "evaluate": "offramp evaluate bundle/ test.npz",

@@ -86,7 +86,7 @@ def test_record_calibrate_predict_in_a_row(capsys, tmp_path):
         (["export", "m.py:build", "--out", "b"], "--example is missing"),
         (["export", "m.py:build", "--example", "m.py:e", "--out", "b"], "m.py: no such file"),
         (["export", "m.onnx", "--out", "b"], "m.onnx: not an ONNX model"),
-        (["fly"], "no command 'fly'. There are export, record"),
+        (["fly"], "no command 'fly'. There are export, attach"),
         (["calibarte", "b"], "no command 'calibarte'. Did you mean calibrate?"),
         (["--sideways"], "required"),
     ],
@@ -112,7 +112,11 @@ def test_overwrite_is_named_where_it_helps_and_only_there(capsys, tmp_path):
         "record": (["record", sample.BUNDLE, tmp_path / "d.npz"], "records.json"),
         "repack": (["repack", sample.BUNDLE, "--exits", "0"], "manifest.json"),
         "export": (["export", tmp_path / "m.onnx"], "manifest.json"),
+        "attach": (["attach", tmp_path], "attached.json"),
+        "train": (["train", tmp_path, tmp_path / "d.npz"], "attached.json"),
+        "make": (["make", tmp_path, "--train", tmp_path / "d.npz", "--val", tmp_path / "d.npz"], "manifest.json"),
     }
+    (tmp_path / "attached.json").touch()
     # tests/runtime/jobs/auditing has the audit, which needs a model with routing.
     assert {*lines, "audit"} == {command for command in COMMANDS if takes_overwrite(command)}
     for command, (line, marker) in lines.items():

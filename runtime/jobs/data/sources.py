@@ -6,17 +6,17 @@ One file, or a folder of shards; always read a block of rows at a time (tables.p
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.arrays.class_numbers import class_numbers
-from offramp.runtime.bundle import Bundle, Manifest
+from offramp.runtime.bundle import Input
 from offramp.runtime.errors import InputError
 from offramp.runtime.inputs import convert
 from offramp.runtime.jobs.data.raw_rows import PICTURES, Lines, Pictures, pictures_in, visible
 from offramp.runtime.jobs.data.tables import LABELS, Npy, Npz, Parquet, Table
-from offramp.runtime.preprocess import Image, Preprocessor, Text, TextPreprocessor
+from offramp.runtime.preprocess import Image, Preprocess, Preprocessor, Text, TextPreprocessor
 
 Arrays = dict[str, NDArray[Any]]
 Positions = NDArray[np.int64]
@@ -24,6 +24,26 @@ _ARRAYS = (".npz", ".npy", ".parquet")
 _LINES = (".txt", ".csv", ".jsonl")
 # Texts of one length go through the model together, so it pays to look at many at once; they're small.
 _TEXTS = 1024
+
+
+class Takes(Protocol):
+    """What a model takes and answers, as a bundle's manifest says it."""
+
+    @property
+    def inputs(self) -> list[Input]: ...
+    @property
+    def classes(self) -> list[str]: ...
+    @property
+    def preprocess(self) -> Preprocess | None: ...
+
+
+class Taker(Protocol):
+    """A model that data are for: a bundle, or one that isn't a bundle yet."""
+
+    @property
+    def manifest(self) -> Takes: ...
+    def preprocessor(self) -> Preprocessor:
+        """What turns raw rows into inputs."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +66,7 @@ class DataFile:
     rows: int
     labels: NDArray[np.int64] | None
     column: str | None
-    manifest: Manifest
+    manifest: Takes
     preprocessor: Preprocessor | None
 
     @property
@@ -101,7 +121,7 @@ class DataFile:
             raise InputError(f"{self.name}: {error}") from error
 
 
-def open_data(path: str | Path, bundle: Bundle, *, prepared: bool = True) -> list[DataFile]:
+def open_data(path: str | Path, bundle: Taker, *, prepared: bool = True) -> list[DataFile]:
     """The files of a data source in name order, their columns and labels checked; rows are read by `chunks`.
 
     path: a .npz, .npy or Parquet file with columns named as the model's inputs, and `labels`; if the bundle has
@@ -127,7 +147,7 @@ def open_data(path: str | Path, bundle: Bundle, *, prepared: bool = True) -> lis
     return found
 
 
-def _files(root: Path, manifest: Manifest) -> list[Path]:
+def _files(root: Path, manifest: Takes) -> list[Path]:
     raw = _LINES if manifest.preprocess is not None else ()
     suffixes = (*_ARRAYS, *raw)
     hint = "" if raw else " (texts and pictures need a bundle that was exported with preprocess=…)"
@@ -147,7 +167,7 @@ def _files(root: Path, manifest: Manifest) -> list[Path]:
     return [root]
 
 
-def _table(path: Path, manifest: Manifest) -> Table:
+def _table(path: Path, manifest: Takes) -> Table:
     if path.is_dir():
         return Pictures(path)
     suffix = path.suffix.lower()
@@ -161,7 +181,7 @@ def _table(path: Path, manifest: Manifest) -> Table:
     return Npz(path) if suffix == ".npz" else Parquet(path)
 
 
-def _raw_column(table: Table, manifest: Manifest) -> str | None:
+def _raw_column(table: Table, manifest: Takes) -> str | None:
     """The column of raw rows; None if the table has the model's inputs themselves."""
     wanted = [i.name for i in manifest.inputs]
     missing = [name for name in wanted if name not in table.names]
@@ -177,7 +197,7 @@ def _raw_column(table: Table, manifest: Manifest) -> str | None:
     raise InputError(f"{table.path}: lacks the column {missing[0]!r}; it has {table.names}, {takes}.")
 
 
-def _source(table: Table, column: str | None, manifest: Manifest, preprocessor: Preprocessor | None) -> DataFile:
+def _source(table: Table, column: str | None, manifest: Takes, preprocessor: Preprocessor | None) -> DataFile:
     named = next((name for name in LABELS if name in table.names), None)
     if column is None:
         counts = {i.name: table.rows(i.name, i.batch_axis) for i in manifest.inputs}

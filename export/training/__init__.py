@@ -1,0 +1,1 @@
+"""Heads on a frozen classifier are trained on what it says, once, of every row."""

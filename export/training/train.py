@@ -1,0 +1,159 @@
+"""train_heads: heads on a classifier learn from labelled rows, or from what its own last exit says."""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from offramp.export.attaching.attached import Attached
+from offramp.export.training.features import BATCH, Features, compute_features
+from offramp.export.training.fit import Recipe, accuracy, fit_heads, predict, split
+from offramp.export.training.rows import open_rows
+from offramp.runtime.errors import InputError
+from offramp.runtime.jobs.data.sources import DataFile
+
+Bars = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
+"""Makes a progress bar of a title: inside `with`, a function to call with (done, total)."""
+
+
+@dataclass(frozen=True)
+class ExitLine:
+    """An exit on the held-out rows. share: of the FLOPs until there. accuracy: None without labels. agreement: the
+    share of rows on which it says what the last exit says."""
+
+    exit: int
+    behind: str
+    share: float
+    accuracy: float | None
+    agreement: float
+
+
+@dataclass(frozen=True)
+class Trained:
+    """attached: as it was given, its heads trained. rows, labelled, held_out: how many. exits: a line an exit."""
+
+    attached: Attached
+    rows: int
+    labelled: int
+    held_out: int
+    exits: list[ExitLine]
+
+
+def train_heads(
+    attached: Attached,
+    data: str | Path,
+    *,
+    labels: bool = True,
+    recipe: Recipe | None = None,
+    work: str | Path | None = None,
+    device: str = "cpu",
+    bars: Bars | None = None,
+) -> Trained:
+    """Train the heads of `attach_exits`, in place; the classifier itself stays as it is.
+
+    data: what `offramp record` takes: texts, pictures or arrays, with `labels` or without. Rows without a label teach
+    the heads to say what the last exit says. labels: False ignores those that there are.
+    recipe: how; the default needs no tuning. Its seed, the data and the model decide the result to the bit, on the
+    same machine and threads.
+    work: a folder for what is computed once, and for what a killed run goes on from; it is the caller's to remove.
+    device: where torch runs. bars: for progress, such as `offramp.runtime.cli.progress.bar`.
+
+    Raises InputError for data that don't fit, naming file and row.
+    """
+    recipe = recipe or Recipe()
+    shown = bars or (lambda _: nullcontext(lambda done, total: None))
+    sources = open_rows(attached, data)
+    with ExitStack() as kept:
+        folder = Path(kept.enter_context(tempfile.TemporaryDirectory()) if work is None else work)
+        _to(attached, device)
+        kept.callback(_to, attached, "cpu")
+        key = _key(attached, sources, device)
+        place = folder / f"features-{_short(key)}"
+        with shown("running the model") as progress:
+            features = compute_features(attached, sources, place, key, device=device, progress=progress)
+        if not labels:
+            features = Features(features.pooled, features.logits, np.full(len(features), -1))
+        place = folder / f"fit-{_short([key, labels, msgspec.to_builtins(recipe), digest(attached.heads)])}"
+        place.mkdir(exist_ok=True)
+        with shown("training the heads") as progress:
+            fit_heads(attached.heads, features, recipe, place, device=device, progress=progress)
+        lines = _lines(attached, features, recipe, device)
+        known = int((np.asarray(features.labels) >= 0).sum())
+    return Trained(attached, len(features), known, len(split(len(features), recipe)[1]), lines)
+
+
+def summary(trained: Trained) -> dict[str, Any]:
+    """What a folder's index keeps of a training."""
+    return {
+        "rows": trained.rows,
+        "labelled": trained.labelled,
+        "held_out": trained.held_out,
+        "exits": [asdict(line) for line in trained.exits],
+    }
+
+
+def table(trained: Trained) -> str:
+    """Accuracy by exit on the held-out rows, for people."""
+    lines = [f"{'exit':<6}{'FLOPs':>7}{'accuracy':>10}{'as the last':>13}  behind"]
+    for line in trained.exits:
+        right = "-" if line.accuracy is None else f"{line.accuracy:.2%}"
+        lines.append(f"{line.exit:<6}{line.share:>7.1%}{right:>10}{line.agreement:>13.2%}  {line.behind}")
+    return "\n".join(lines)
+
+
+def _lines(attached: Attached, features: Features, recipe: Recipe, device: str) -> list[ExitLine]:
+    rows = split(len(features), recipe)[1]
+    last = np.asarray(features.logits[rows]).argmax(1)
+    said = [predict(head, features.pooled[j], rows, device) for j, head in enumerate(attached.heads)] + [last]
+    names = [tap.name for tap in attached.taps] + ["the model's own"]
+    shares = [tap.share for tap in attached.taps] + [1.0]
+    truth = np.asarray(features.labels[rows])
+    return [
+        ExitLine(
+            j,
+            name,
+            share,
+            None if (truth < 0).all() else accuracy(one, features, rows),
+            float((one == last).mean()),
+        )
+        for j, (name, share, one) in enumerate(zip(names, shares, said, strict=True))
+    ]
+
+
+def _to(attached: Attached, device: str) -> None:
+    try:
+        attached.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device is {device!r}, which torch can't use here: {str(error).splitlines()[0]}") from error
+
+
+def _key(attached: Attached, sources: Sequence[DataFile], device: str) -> dict[str, Any]:
+    """All that decides what the model says of the rows."""
+    return {
+        "torch": [str(torch.__version__), torch.get_num_threads(), device],
+        "source": digest(attached.source),
+        "taps": [[tap.name, tap.pooling] for tap in attached.taps],
+        "data": [[source.name, source.table.digest()] for source in sources],
+        "preprocess": json.dumps(attached.about.preprocess, sort_keys=True, default=str),
+        "batch": BATCH,
+    }
+
+
+def digest(module: torch.nn.Module) -> str:
+    """SHA-256 of a module's weights, their names and types."""
+    whole = hashlib.sha256(type(module).__name__.encode())
+    for name, tensor in module.state_dict().items():
+        whole.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        whole.update(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()
+
+
+def _short(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,118 @@
+"""One command makes a bundle of a classifier with one exit, and goes on where it was killed."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from classifiers import layers, rows
+from offramp.export.making.steps import Steps
+from offramp.runtime import Cascade
+from offramp.runtime.cli import main
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A model's file, and rows that it answers, train and val."""
+    (tmp_path / "model.py").write_text(
+        "from classifiers import layers as build, rows\n\n\ndef example():\n    return {'x': rows()}\n"
+    )
+    for name, count, seed in (("train", 600, 1), ("val", 400, 2)):
+        x = rows(count, seed)
+        with torch.no_grad():
+            labels = layers()(x).argmax(1).numpy()
+        np.savez(tmp_path / f"{name}.npz", x=x.numpy(), labels=labels)
+    return tmp_path
+
+
+def arguments(home, out="bundle", **options):
+    given = {"train": home / "train.npz", "val": home / "val.npz", "out": home / out, "epochs": 10, "seconds": 0}
+    given |= {"example": f"{home}/model.py:example", "max-drop": "10%", "exits": "0"} | options
+    flat = [text for name, value in given.items() for text in (f"--{name}", str(value))]
+    return ["make", f"{home}/model.py:build", *flat]
+
+
+def contents(bundle):
+    """What a bundle says, but for its dates."""
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    calibration = json.loads((bundle / "calibration.json").read_text())
+    weights = (bundle / "weights.bin").read_bytes() if (bundle / "weights.bin").exists() else b""
+    points = {name: point["thresholds"] for name, point in calibration["operating_points"].items()}
+    return [exit_["name"] for exit_ in manifest["exits"]], manifest["classes"], points, calibration["version"], weights
+
+
+def test_one_command_makes_a_calibrated_bundle(home, capsys):
+    assert main(arguments(home)) == 0
+    said = capsys.readouterr()
+    assert "max-drop-10%" in said.out
+    with Cascade.load(home / "bundle", operating_point="max-drop-10%") as cascade, np.load(home / "val.npz") as val:
+        assert len(cascade.manifest.exits) == 2
+        answers = cascade.predict({"x": val["x"]})
+        assert (answers.label == val["labels"]).mean() > 0.85
+    assert not list(home.glob(".bundle*"))
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_run_that_ends_before_each_of_its_steps_goes_on_there_to_the_same_result(home, monkeypatch, capsys):
+    assert main(arguments(home, "expected")) == 0
+    do = Steps.do
+    for step in ("exported", "records", "bundle", "times.json"):
+
+        def dying(self, name, *rest, step=step):
+            if name == step:
+                raise Killed
+            return do(self, name, *rest)
+
+        with monkeypatch.context() as once:
+            once.setattr(Steps, "do", dying)
+            with pytest.raises(Killed):
+                main(arguments(home))
+    capsys.readouterr()
+    assert main(arguments(home)) == 0
+    assert "training the heads: done before" in capsys.readouterr().err
+    assert contents(home / "bundle") == contents(home / "expected")
+
+
+def test_a_step_is_done_again_when_it_or_one_before_it_changed(tmp_path):
+    said = []
+
+    def run(first, second):
+        made = []
+        steps = Steps(tmp_path / "steps", said.append)
+        for name, given in (("first", first), ("second", second)):
+            steps.do(name, name, given, lambda path, name=name: (made.append(name), path.write_text(name)))
+        return made
+
+    assert run(1, 1) == ["first", "second"]
+    assert run(1, 1) == []
+    assert run(1, 2) == ["second"]
+    assert run(2, 2) == ["first", "second"]
+    (tmp_path / "steps" / "second").unlink()
+    assert run(2, 2) == ["second"]
+    assert "first: done before" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"train": "nowhere.csv"}, "--train nowhere.csv: no such file"),
+        ({"seconds": -1}, "--seconds is -1.0"),
+        ({"exits": 7}, "exits has 7"),
+        ({"at": "layers.9"}, "at names 'layers.9'"),
+        ({"held-out": 0.7}, "held_out is 0.7"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_two(home, capsys, options, named):
+    assert main(arguments(home, **options)) == 2
+    assert named in capsys.readouterr().err
+    assert not (home / "bundle").exists()
+
+
+def test_rows_to_calibrate_on_need_labels(home, capsys):
+    with np.load(home / "val.npz") as val:
+        np.savez(home / "bare.npz", x=val["x"])
+    assert main(arguments(home, val=home / "bare.npz")) == 2
+    assert "has no labels" in capsys.readouterr().err
