@@ -28,7 +28,7 @@ def load(tmp_path):
 
     def start(bundle=sample.BUNDLE, *, point="free", **online):
         # Where every row is as good as sure, the power family moves nothing.
-        options = {"every": 100, "recalibrator": Recalibrator("rank_preserving_isotonic"), **online}
+        options = {"every": 100, "shadow": 0.0, "recalibrator": Recalibrator("rank_preserving_isotonic"), **online}
         point = OperatingPoint((2.0, 3.0, float("-inf")), name="free") if point == "free" else point
         made.append(
             Cascade.load(
