@@ -47,7 +47,7 @@ class Kept:
         self._tensors = [(t, t.dtype, t.shape, t.requires_grad) for t in tensors.values()]
         try:
             for tensor in tensors.values():
-                self._file.write(_bits(tensor).numpy())
+                self._file.write(_bits(tensor).numpy().data)
         except OSError as error:
             raise ExportError(
                 f"{tempfile.gettempdir()} has no room for a copy of the model ({error.strerror}): let TMPDIR name a "
@@ -70,11 +70,11 @@ class Kept:
         self._file.seek(0)
         with torch.no_grad():
             for tensor, dtype, shape, needs_gradient in self._tensors:
-                before = self._read(shape.numel() * dtype.itemsize)
+                values = self._read(shape.numel() * dtype.itemsize)
                 if (tensor.shape, tensor.dtype) != (shape, dtype):
-                    tensor.data = before.view(dtype).reshape(shape).to(tensor.device)
-                elif not torch.equal(_bits(tensor), before):
-                    tensor.detach().copy_(before.view(dtype).reshape(shape))  # in place: others may hold views of it
+                    tensor.data = values.view(dtype).reshape(shape).to(tensor.device)
+                elif not torch.equal(_bits(tensor), values):
+                    tensor.detach().copy_(values.view(dtype).reshape(shape))  # in place: others may hold views of it
                 if tensor.requires_grad != needs_gradient:
                     tensor.requires_grad_(needs_gradient)
 
