@@ -17,11 +17,11 @@ import onnx_ir as ir
 from offramp.export import graph as graphs
 from offramp.export.dims import Cost
 from offramp.export.flops import flops
-from offramp.export.fuse import fuse
 from offramp.export.outputs import PER_EXIT, Outputs, oddities
 from offramp.export.partition import BlockPlan, Partition, Plan
 from offramp.export.preprocess import check_kind, take_preprocess, try_preprocess
 from offramp.export.probe import Probe, batch_axis, element_bytes, resize
+from offramp.export.rewriting.fuse import fuse
 from offramp.export.rows import Company, Reference, keep_company, make_inputs
 from offramp.export.verify import Verification, onnx_reference, verify, verify_cascade_graph
 from offramp.export.writing.cascade_graph import CascadeGraphWriter
@@ -65,10 +65,11 @@ def export_bundle(
 ) -> Path:
     """Write a multi-exit model as a bundle: one ONNX graph per block, verified against the model itself.
 
-    model: an nn.Module that returns its exits' logits, each (batch, classes), as a sequence, a
-        MultiExitOutput or a mapping with its keys; or the path of an ONNX file with one output an exit.
-    example_inputs: tensors or arrays by input name (or in forward's order); any batch size. None for an
-        ONNX file makes inputs up.
+    model: an nn.Module that returns its exits' logits, each (batch, classes), as a sequence, stacked on axis 0, a
+        MultiExitOutput, a mapping or dataclass with its keys, or a mapping with an entry an exit; what else it
+        returns is left out. Or the path of an ONNX file with one output an exit.
+    example_inputs: tensors or arrays by input name (or in forward's order); any batch size. A tensor inside a mapping
+        or list becomes an input named by the way to it, "batch.ids" or "xs.0". None for an ONNX file makes inputs up.
     dynamic_axes: names of the symbolic axes, {"input_ids": {0: "batch", 1: "seq"}}; each input has one "batch".
         Default: axis 0 is the batch, nothing else varies (torch); what the file declares (ONNX).
     classes: a name for each logit, "0", "1", … by default.
@@ -186,16 +187,13 @@ def _from_torch(
     borrowed: contextlib.ExitStack,
 ) -> _Model:
     """borrowed: what gives the module back, as it was, when the export ends."""
-    import torch
-    from offramp.export import module, trace
+    from offramp.export.tracing import module, trace, unwrap
 
-    if not isinstance(model, torch.nn.Module):
-        raise ExportError(
-            f"model is a {type(model).__name__}: expected a torch.nn.Module, or the path of an ONNX file."
-        )
-    module.refuse_training(model)
-    run = borrowed.enter_context(module.Runner(model))
-    tensors = trace.name_inputs(model, example)
+    given = unwrap.as_module(model)
+    module.refuse_training(given)
+    borrowed.enter_context(unwrap.uncompiled(given))
+    module_, tensors = unwrap.name_inputs(given, example)
+    run = borrowed.enter_context(module.Runner(module_))
     named = trace.check_axes(tensors, axes)
     arrays = {k: np.ascontiguousarray(v.detach().cpu().numpy()) for k, v in tensors.items()}
     shapes = {k: [named[k].get(i, int(d)) for i, d in enumerate(v.shape)] for k, v in arrays.items()}
@@ -204,7 +202,7 @@ def _from_torch(
     traced = resize(arrays, shapes, _distinct_sizes(arrays, named))
     graph, outputs = trace.trace(run, traced, named)
     names = list(exits) if exits else [f"exit_{j}" for j in range(len(outputs.logits))]
-    return _Model(graph, outputs, named, arrays, run, "torch", names, type(model).__name__)
+    return _Model(graph, outputs, named, arrays, run, "torch", names, type(given).__name__)
 
 
 def _build(

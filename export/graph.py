@@ -1,5 +1,6 @@
 """A model as the partitioner sees it: named operations in order, weights apart, subgraph captures explicit."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,6 +9,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 from offramp.export.outputs import Outputs
+from offramp.export.rewriting.unstack import unstack
 from offramp.runtime.errors import ExportError
 from onnx_ir.passes import common as passes
 
@@ -134,6 +136,7 @@ def prepare(
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         passes.LiftSubgraphInitializersToMainGraphPass(),
         passes.RemoveInitializersFromInputsPass(),
+        _unstacked,
         passes.CommonSubexpressionEliminationPass(),
         passes.RemoveUnusedNodesPass(),
         passes.NameFixPass(),
@@ -177,11 +180,16 @@ def prepare(
     )
 
 
+def _unstacked(model: ir.Model) -> ir.Model:
+    unstack(model.graph)
+    return model
+
+
 def _inputs(
     graph: ir.Graph, dynamic_axes: Mapping[str, Mapping[int, str]] | None
 ) -> dict[str, tuple[ir.DataType, list[int | str]]]:
     found: dict[str, tuple[ir.DataType, list[int | str]]] = {}
-    batch: str | None = None
+    batch: set[str] = set()
     for value in graph.inputs:
         if value.shape is None or value.dtype is None or not value.name:
             raise ExportError(f"input {value.name!r} has no shape or type: expected a tensor of known rank.")
@@ -198,9 +206,10 @@ def _inputs(
             elif isinstance(size, int):
                 named = size
             else:
-                named = size.value or f"{value.name}_axis_{k}"
-                batch = batch or (named if k == 0 else None)
-                named = "batch" if named == batch else named
+                # What stands first is the batch, whatever each input calls it.
+                called = size.value or f"{value.name}_axis_{k}"
+                batch |= {called} if k == 0 else set()
+                named = "batch" if called in batch else re.sub(r"\W", "_", called, flags=re.ASCII)
             shape.append(named)
         if shape.count("batch") != 1:
             raise ExportError(

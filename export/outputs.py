@@ -1,7 +1,8 @@
 """What a multi-exit model may return, and the one form the exporter works with."""
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -58,35 +59,111 @@ class Outputs:
 
 
 def flatten(output: Any) -> dict[str, list[Any]]:
-    """A model's return value as {kind: tensors}, with absent kinds left out.
+    """A model's return value as {kind: tensors}; absent kinds, and what is no exit, are left out.
 
-    Raises ExportError if it is none of: a sequence of logits, a MultiExitOutput, a mapping with its keys.
+    Logits are a sequence of (batch, classes) or one (exits, batch, classes): by themselves, first in a tuple, or under
+    "logits" in a mapping or dataclass that may have the other kinds as well. Or they are a mapping's values, shallow
+    to deep. Raises ExportError for anything else, and where another field may be exits, too.
     """
-    if isinstance(output, MultiExitOutput):
-        output = {kind: getattr(output, kind) for kind in KINDS}
-    elif hasattr(output, "shape"):  # a single tensor is a single exit
-        output = {"logits": [output]}
-    elif not isinstance(output, Mapping):
-        if not isinstance(output, Sequence):
+    named = _named(output)
+    logits = _logits(named["logits"])
+    flat = {"logits": logits}
+    for kind in KINDS[1:]:
+        tensors = named.get(kind)
+        if tensors is None or (not hasattr(tensors, "shape") and len(tensors) == 0):
+            continue
+        if hasattr(tensors, "shape"):
+            stacked = tensors.ndim > 1 and (kind == "routing" or tensors.shape[0] == len(logits) > 1)
+            tensors = tensors.unbind(0) if stacked else [tensors]
+        flat[kind] = _tensors(kind, tensors)
+    classes = logits[0].shape[-1]
+    for key, value in named.items():
+        if key not in KINDS and any(_may_be_exits(one, classes) for one in _each(value)):
+            raise ExportError(
+                f"the model returns {key!r} beside its logits, of the same shape: return the logits of all exits in "
+                "one list, shallow to deep."
+            )
+    return flat
+
+
+def _named(output: Any) -> Mapping[str, Any]:
+    """The return value's fields, "logits" among them."""
+    if is_dataclass(output) and not isinstance(output, Mapping):
+        output = {field.name: getattr(output, field.name) for field in fields(output)}
+    elif hasattr(output, "_asdict") and "logits" in output._fields:
+        output = output._asdict()
+    if not isinstance(output, Mapping):
+        if not hasattr(output, "shape") and not isinstance(output, Sequence):
             raise ExportError(
                 f"the model returns a {type(output).__name__}: expected a tuple or list of logits, "
                 "a MultiExitOutput, or a mapping with its keys."
             )
-        output = {"logits": output}
-    unknown = [key for key in output if key not in KINDS]
-    if unknown or "logits" not in output:
+        return {"logits": output}
+    _refuse_boxes(output)
+    if "logits" in output:
+        return output
+    others = {key: value for key, value in output.items() if key not in KINDS and value is not None}
+    if not others or not all(hasattr(value, "shape") and len(value.shape) == 2 for value in others.values()):
         raise ExportError(f"the model returns the keys {list(output)}: expected logits and any of {KINDS[1:]}.")
-    flat: dict[str, list[Any]] = {}
-    for kind in KINDS:
-        tensors = output.get(kind)
-        if tensors is None or (not hasattr(tensors, "shape") and len(tensors) == 0):
-            continue
-        tensors = [tensors] if hasattr(tensors, "shape") else list(tensors)
-        for k, tensor in enumerate(tensors):
-            if not hasattr(tensor, "shape"):
-                raise ExportError(f"{kind}[{k}] is a {type(tensor).__name__}, expected a tensor.")
-        flat[kind] = tensors
-    return flat
+    return {"logits": _in_order(others), **{key: output[key] for key in KINDS[1:] if key in output}}
+
+
+def _in_order(exits: Mapping[str, Any]) -> list[Any]:
+    """A mapping's exits by their numbers, where all keys are one word with a number; else as they come."""
+    keys = [re.fullmatch(r"(.*?)(\d+)", str(key)) for key in exits]
+    numbered = [(int(key[2]), tensor) for key, tensor in zip(keys, exits.values(), strict=True) if key]
+    if len(numbered) < len(exits) or len({key[1] for key in keys if key}) > 1:
+        return list(exits.values())
+    return [tensor for _, tensor in sorted(numbered, key=lambda pair: pair[0])]
+
+
+def _logits(given: Any) -> list[Any]:
+    if hasattr(given, "shape"):
+        return list(given.unbind(0)) if len(given.shape) == 3 else [given]
+    if isinstance(given, Mapping):
+        return _tensors("logits", _in_order(given))
+    if not len(given):
+        raise ExportError("the model has no exits: expected at least one logits output.")
+    first = given[0]
+    if isinstance(first, Mapping):
+        _refuse_boxes(first)
+    if isinstance(first, list | tuple) or (hasattr(first, "shape") and len(first.shape) == 3):
+        return _logits(first)
+    exits = list(given)
+    while len(exits) > 1 and not _is_exit(exits[-1]):  # hidden states, a mapping of extras, None
+        exits.pop()
+    return _tensors("logits", exits)
+
+
+def _is_exit(value: Any) -> bool:
+    """Whether this may be meant to be an exit in a tuple of them; what is odd about it is said later."""
+    if hasattr(value, "shape"):
+        return len(value.shape) in (0, 1, 2)
+    return not (value is None or isinstance(value, Mapping | list | tuple))
+
+
+def _tensors(kind: str, given: Any) -> list[Any]:
+    tensors = list(given)
+    for k, tensor in enumerate(tensors):
+        if not hasattr(tensor, "shape"):
+            raise ExportError(f"{kind}[{k}] is a {type(tensor).__name__}, expected a tensor.")
+    return tensors
+
+
+def _each(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _may_be_exits(value: Any, classes: int) -> bool:
+    return hasattr(value, "shape") and len(value.shape) == 2 and value.shape[1] == classes
+
+
+def _refuse_boxes(output: Mapping[str, Any]) -> None:
+    if {"boxes", "pred_boxes"} & set(output):
+        raise ExportError(
+            f"the model returns {list(output)}, as detection models do: offramp serves classifiers, which answer with "
+            "one class a row."
+        )
 
 
 def oddities(logits: Sequence[Any]) -> list[str]:

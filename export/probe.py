@@ -65,7 +65,6 @@ class Probe:
         outputs = [onnx.helper.make_tensor_value_info(_PREFIX + n, onnx.TensorProto.INT64, None) for n in watched] + [
             onnx.helper.make_empty_tensor_value_info(n) for n in graph.outputs.names
         ]
-        self._session = self._open(outputs, extra)
         self._watched = watched
         self.example_sizes = {
             axis: example[name].shape[k]
@@ -73,7 +72,7 @@ class Probe:
             for k, axis in enumerate(shape)
             if isinstance(axis, str)
         }
-        self.runs = self._runs()
+        self.runs = self._runs(self._open(outputs, extra))  # let go again: a session is as large as the model
         self.shapes = self._fit()
 
     def _open(self, outputs: list[onnx.ValueInfoProto], extra: list[onnx.NodeProto]) -> Any:
@@ -102,18 +101,18 @@ class Probe:
     def inputs(self, sizes: Mapping[str, int]) -> Inputs:
         return resize(self._example, self._given, sizes)
 
-    def _shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    def _shapes(self, session: Any, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         inputs = self.inputs(sizes)
-        values = self._session.run([_PREFIX + n for n in self._watched], inputs)
+        values = session.run([_PREFIX + n for n in self._watched], inputs)
         shapes = {n: tuple(int(d) for d in v) for n, v in zip(self._watched, values, strict=True)}
         return shapes | {n: a.shape for n, a in inputs.items()}
 
-    def _runs(self) -> list[tuple[dict[str, int], dict[str, tuple[int, ...]]]]:
+    def _runs(self, session: Any) -> list[tuple[dict[str, int], dict[str, tuple[int, ...]]]]:
         """Shapes at the example's sizes and at others: each axis at two more sizes at least, where it can be."""
         base = {**self.example_sizes, "batch": 3}
         runs = []
         try:
-            runs.append((base, self._shapes(base)))
+            runs.append((base, self._shapes(session, base)))
         except Exception as error:
             raise ExportError(f"the exported model doesn't run on the example inputs: {one_line(error)}") from error
         for axis in self.graph.axes:
@@ -127,7 +126,7 @@ class Probe:
                     continue
                 sizes = {**base, axis: size, **({} if axis == "batch" else {"batch": 2})}
                 try:
-                    runs.append((sizes, self._shapes(sizes)))
+                    runs.append((sizes, self._shapes(session, sizes)))
                     worked += 1
                 except Exception as error:
                     failure = error

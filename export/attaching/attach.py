@@ -13,8 +13,8 @@ from offramp.export.attaching.blocks import Block, evenly, find_blocks
 from offramp.export.attaching.heads import Head, Pooling, hidden_width, pooling_of, width_of
 from offramp.export.attaching.refuse import refuse
 from offramp.export.attaching.taps import parse, tapped
-from offramp.export.module import Runner
-from offramp.export.trace import check_axes, name_inputs
+from offramp.export.tracing.module import Runner
+from offramp.export.tracing.trace import check_axes, name_inputs
 from offramp.runtime.errors import ExportError
 from torch.utils.flop_counter import FlopCounterMode
 

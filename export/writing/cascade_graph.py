@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from offramp.runtime.bundle import CASCADE_INPUTS, CASCADE_OUTPUTS, EVERY_EXIT_OUTPUTS
 from offramp.runtime.errors import ExportError
 from onnx import TensorProto, helper
@@ -82,7 +83,12 @@ class CascadeGraphWriter:
         (bars,) = CASCADE_INPUTS
         inputs.append(helper.make_tensor_value_info(bars, TensorProto.FLOAT, [None, self._last]))
         state = {i["name"]: i["name"] for i in self._document["inputs"]}
-        nodes, weights = self._from_block(0, _Rows(state, bars), self._outputs)
+        try:
+            nodes, weights = self._from_block(0, _Rows(state, bars), self._outputs)
+        except DecodeError as error:  # protobuf reads messages inside messages to a depth of 100
+            raise ExportError(
+                f"{self._last + 1} exits, one inside the other, are more than an ONNX file holds."
+            ) from error
         weights.append(helper.make_tensor(_ALWAYS, TensorProto.FLOAT, [], [-math.inf]))
         body = helper.make_graph(nodes, "cascade", inputs, self._answers(self._outputs), weights)
         return helper.make_model(

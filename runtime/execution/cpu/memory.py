@@ -1,4 +1,4 @@
-"""Pages of mapped weights that nobody needs any more are given back.
+"""Pages that nobody needs any more are given back.
 
 ONNX Runtime maps a weight file, packs the matrices for its kernels and, inside nested graphs, keeps the mapping
 of what it has packed: MiniLM's cascade graph held 36 MB of pages that are never read again.
@@ -25,4 +25,14 @@ def release_mapped(folder: Path) -> None:
                 start, end = (int(edge, 16) for edge in fields[0].split("-"))
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_PAGEOUT)
     except (OSError, AttributeError, ValueError):
+        return
+
+
+def release_freed() -> None:
+    """Ask the C library to give back what has been freed: sessions that were closed one after the other otherwise
+    left their size behind, several times in all. Does nothing where it can't.
+    """
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError, TypeError):  # another C library than glibc
         return

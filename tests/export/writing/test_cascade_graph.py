@@ -13,7 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offramp.export import export_bundle
-from offramp.runtime import Cascade, OperatingPoint
+from offramp.export.writing.cascade_graph import CascadeGraphWriter
+from offramp.runtime import Cascade, ExportError, OperatingPoint
 from offramp.runtime.bundle import CASCADE_INPUTS, CASCADE_OUTPUTS, EVERY_EXIT_OUTPUTS
 from onnx import TensorProto, helper, numpy_helper
 from toys import SEQUENCE, BatchSecond, Everything, Masked, Plain, make
@@ -380,3 +381,31 @@ def test_it_takes_the_models_inputs_and_the_gates_and_stores_no_weight_again(wri
 def test_a_model_with_one_exit_has_none(tmp_path):
     bundle = export_bundle(make(Plain, 8, 4, 1), torch.randn(3, 8), tmp_path / "b")
     assert not list(bundle.glob("cascade*"))
+
+
+def nested(exits):
+    """The graph of so many blocks that hand on what they get."""
+    two = [TensorProto.FLOAT, ["batch", 2]]
+    protos = []
+    for k in range(exits):
+        names = [f"h{k + 1}", f"label_{k}", f"score_{k}"]
+        nodes = [helper.make_node("Identity", [f"h{k}"], [names[0]])]
+        nodes += [helper.make_node("ArgMax", [names[0]], [names[1]], axis=1, keepdims=0)]
+        nodes += [helper.make_node("ReduceMax", [names[0], "one"], [names[2]], keepdims=0)]
+        one = [helper.make_tensor("one", TensorProto.INT64, [1], [1])]
+        given = [helper.make_tensor_value_info(f"h{k}", *two)]
+        protos.append(helper.make_model(helper.make_graph(nodes, "b", given, [], one), ir_version=8))
+    document = {
+        "classes": ["a", "b"],
+        "inputs": [{"name": "h0", "dtype": "float32", "shape": ["batch", 2]}],
+        "tensors": {f"h{k}": {"batch_axis": 0} for k in range(1, exits)},
+        "blocks": [{"inputs": [f"h{k}"], "outputs": [f"h{k + 1}"]} for k in range(exits)],
+        "exits": [{"logits": f"h{k + 1}", "label": f"label_{k}", "score": f"score_{k}"} for k in range(exits)],
+    }
+    return CascadeGraphWriter(document, protos).proto()
+
+
+def test_more_exits_than_protobuf_nests_are_refused_in_a_line():
+    assert onnx.ModelProto.FromString(nested(30).SerializeToString()).graph.name == "cascade"
+    with pytest.raises(ExportError, match=r"^36 exits, one inside the other, are more than an ONNX file holds\.$"):
+        nested(36)

@@ -3,6 +3,7 @@
 import inspect
 import linecache
 import random
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -23,10 +24,14 @@ ALL_LOGITS = (
 )
 
 
+_KEPT_IN_MEMORY = 2**24
+
+
 class Kept:
     """A module as it was: its tensors, its flags, its attributes and what they hold.
 
     forward may update statistics, count its calls or keep what it saw last; none of it is to be the user's afterwards.
+    Tensors are kept in a file, small models apart: in memory they would be the model again.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -38,7 +43,16 @@ class Kept:
             if isinstance(held, dict | list | set)
         ]
         tensors = {id(t): t for t in [*model.parameters(), *model.buffers(), *self._loose_tensors()] if _has_values(t)}
-        self._tensors = [(t, t.detach().clone(), t.requires_grad) for t in tensors.values()]
+        self._file = tempfile.SpooledTemporaryFile(max_size=_KEPT_IN_MEMORY)  # noqa: SIM115 -- as long as this lives
+        self._tensors = [(t, t.dtype, t.shape, t.requires_grad) for t in tensors.values()]
+        try:
+            for tensor in tensors.values():
+                self._file.write(_bits(tensor).numpy().data)
+        except OSError as error:
+            raise ExportError(
+                f"{tempfile.gettempdir()} has no room for a copy of the model ({error.strerror}): let TMPDIR name a "
+                "folder that has."
+            ) from error
 
     def _loose_tensors(self) -> Iterator[torch.Tensor]:
         """Those that are attributes, or lie in lists and mappings that are, without being registered."""
@@ -53,14 +67,22 @@ class Kept:
         for held, copy in self._held:
             held.clear()
             held.extend(copy) if isinstance(held, list) else held.update(copy)
+        self._file.seek(0)
         with torch.no_grad():
-            for tensor, values, needs_gradient in self._tensors:
-                if tensor.shape != values.shape:
-                    tensor.data = values.clone()
-                elif not torch.equal(_bits(tensor), _bits(values)):
-                    tensor.detach().copy_(values)  # in place: others may hold views of it
+            for tensor, dtype, shape, needs_gradient in self._tensors:
+                values = self._read(shape.numel() * dtype.itemsize)
+                if (tensor.shape, tensor.dtype) != (shape, dtype):
+                    tensor.data = values.view(dtype).reshape(shape).to(tensor.device)
+                elif not torch.equal(_bits(tensor), values):
+                    tensor.detach().copy_(values.view(dtype).reshape(shape))  # in place: others may hold views of it
                 if tensor.requires_grad != needs_gradient:
                     tensor.requires_grad_(needs_gradient)
+
+    def _read(self, count: int) -> torch.Tensor:
+        """The next bytes of the file."""
+        data = np.empty(count, np.uint8)
+        self._file.readinto(data.data)
+        return torch.from_numpy(data)
 
 
 def _has_values(tensor: torch.Tensor) -> bool:
@@ -69,7 +91,7 @@ def _has_values(tensor: torch.Tensor) -> bool:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """Its bytes: −0 isn't 0 there, and NaN is itself."""
-    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+    return tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8)
 
 
 class Runner:

@@ -1,7 +1,6 @@
 """A torch module as one ONNX graph with named inputs and outputs, by torch.export."""
 
 import contextlib
-import inspect
 import io
 import logging
 import re
@@ -12,42 +11,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
-from offramp.export.module import ALL_LOGITS, Runner, line_of
 from offramp.export.outputs import Outputs, flatten
+from offramp.export.tracing.module import ALL_LOGITS, Runner, line_of
 from offramp.runtime.errors import ExportError
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
-
-
-def name_inputs(model: torch.nn.Module, example: Any) -> dict[str, torch.Tensor]:
-    """Example inputs by name: a mapping as it is, a tensor or sequence by the names of forward's parameters."""
-    if isinstance(example, torch.Tensor | np.ndarray):
-        example = (example,)
-    if not isinstance(example, Mapping):
-        if not isinstance(example, Sequence):
-            raise ExportError(
-                f"example_inputs is a {type(example).__name__}: expected a mapping of tensors by input name."
-            )
-        names = [p.name for p in inspect.signature(model.forward).parameters.values()]
-        if len(example) > len(names):
-            raise ExportError(f"example_inputs has {len(example)} tensors, forward takes {len(names)}.")
-        example = dict(zip(names, example, strict=False))
-    named: dict[str, torch.Tensor] = {}
-    for name, value in example.items():
-        if not isinstance(value, torch.Tensor | np.ndarray):
-            raise ExportError(f"example_inputs[{name!r}] is a {type(value).__name__}, expected a tensor.")
-        try:
-            tensor = torch.as_tensor(value).detach().cpu()
-            tensor.numpy()
-        except (TypeError, RuntimeError, NotImplementedError) as error:  # bfloat16, meta, sparse, texts
-            raise ExportError(
-                f"example_inputs[{name!r}] can't be a request's array ({str(error).splitlines()[0]}): expected values "
-                "of a type that numpy has; cast them in forward where the model needs another."
-            ) from error
-        named[name] = tensor
-    if not named:
-        raise ExportError("example_inputs is empty: expected at least one tensor.")
-    return named
 
 
 def check_axes(example: Mapping[str, torch.Tensor], dynamic_axes: DynamicAxes | None) -> dict[str, dict[int, str]]:
@@ -103,7 +71,10 @@ def trace(
         for k, array in enumerate(arrays):
             if array.ndim == 0 or array.shape[0] != rows or (kind == "logits" and array.ndim != 2):
                 wanted = "[batch, classes]" if kind == "logits" else "[batch, …]"
-                raise ExportError(f"{kind}[{k}] has the shape {list(array.shape)} for {rows} rows: expected {wanted}.")
+                raise ExportError(
+                    f"{kind}[{k}] has the shape {list(array.shape)} for {rows} rows: expected {wanted}."
+                    f"{_likely(array.shape, rows) if kind == 'logits' else ''}"
+                )
     flat = _Flat(run.model, names, run.changed)
     flat.training = run.model.training
     try:
@@ -139,6 +110,18 @@ def trace(
     if program is None:
         raise ExportError("torch.export gave no program.")
     return program.model, outputs
+
+
+def _likely(shape: tuple[int, ...], rows: int) -> str:
+    """What logits of another shape than (rows, classes) usually are."""
+    if shape == (rows,):
+        return " One logit z that says yes or no is two, torch.stack([torch.zeros_like(z), z], 1)."
+    if len(shape) == 2:
+        return (
+            " Exits in one tensor are stacked [exits, batch, classes]. Where the batch isn't axis 0 of an input, "
+            "dynamic_axes says so. Models that give an answer a token, box or pixel aren't classifiers of a row."
+        )
+    return " Models that give an answer a token, box or pixel aren't classifiers of a row."
 
 
 def _cause(error: BaseException) -> BaseException:

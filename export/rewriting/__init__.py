@@ -1,0 +1,1 @@
+"""Graphs said otherwise: the same values by fewer operations, or as exits that a gate can read."""
