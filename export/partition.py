@@ -268,7 +268,7 @@ class Partition:
         for op in run:
             source = op.inputs[0] if self._from_shape(op) else ""
             if source and source not in made and (block != 0 or source in self.graph.producer):
-                axes |= {axis for dim in self.shapes[op.inputs[0]] or [] for axis in dim.axes}
+                axes |= {axis for dim in self.shapes[op.inputs[0]] or [] for axis in dim.involved}
                 continue
             for name in op.inputs:
                 if name not in made and name not in self.graph.weights:
