@@ -21,7 +21,7 @@ _MOST_STRIDES = 12
 class Dim:
     """(factor * product of axes and quotients + offset) // divisor.
 
-    quotients: sizes that are themselves (axis + offset) // divisor, as the height and width of strided maps.
+    quotients: sizes that are such formulas themselves, as the height and width of strided maps.
     """
 
     factor: int = 0
@@ -37,7 +37,7 @@ class Dim:
     @property
     def involved(self) -> tuple[str, ...]:
         """Every axis that this size depends on."""
-        return (*self.axes, *(axis for q in self.quotients for axis in q.axes))
+        return (*self.axes, *(axis for q in self.quotients for axis in q.involved))
 
     @property
     def constant(self) -> int | None:

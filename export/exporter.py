@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from offramp.export import graph as graphs
+from offramp.export.card import CARD, model_card
 from offramp.export.dims import Cost
 from offramp.export.flops import flops, uncounted
 from offramp.export.graph import DATA_SIZED, Op
@@ -42,6 +43,7 @@ from offramp.runtime.bundle import (
     unreachable,
 )
 from offramp.runtime.cascade import Cascade
+from offramp.runtime.cost import evaluate
 from offramp.runtime.errors import BundleError, ExportError, how_to_install
 from offramp.runtime.execution.cpu.session import onnxruntime
 from offramp.runtime.files import check_new_folder, new_folder, seal, sha256_of_file
@@ -270,20 +272,37 @@ def _build(
         say("trying raw rows")
         with Cascade.load(folder) as cascade:
             try_preprocess(cascade.bundle, cascade)
-    return [
-        *source.notes,
-        *oddities(source.reference(company.different({**probe.example_sizes, "batch": 16}))["logits"]),
-    ]
+    (folder / CARD).write_text(model_card(document), encoding="utf-8")
+    notes = [*source.notes, *_about_costs(graph, probe, unknown)]
+    if not company.independent:
+        notes.append(
+            f"the model's rows depend on the rows beside them (by {company.difference:.2g} of their logits' size): "
+            "requests don't share batches, and rows run one by one."
+        )
+    rows = company.different({**probe.example_sizes, "batch": 16})
+    return [*notes, *oddities(source.reference(rows)["logits"])]
 
 
-def _about_costs(document: Mapping[str, Any], unknown: Sequence[Op]) -> list[str]:
-    if not unknown:
-        return []
-    op = unknown[0].proto
-    return [
-        f"FLOPs are without those of {len(unknown)} operations ({op.op_type} {op.name!r} first), whose sizes depend on "
-        "the data."
-    ]
+def _about_costs(graph: graphs.ModelGraph, probe: Probe, unknown: Sequence[Op]) -> list[str]:
+    """What is odd about what rows cost: sentences. unknown: operations that aren't counted."""
+    notes = []
+    if unknown:
+        op = unknown[0].proto
+        notes.append(
+            f"FLOPs are without those of {len(unknown)} operations ({op.op_type} {op.name!r} first), whose sizes "
+            "depend on the data."
+        )
+    sizes = {**probe.example_sizes, "batch": 1}
+    needed = ([graph.ops[i] for i in graph.ancestors([name])] for name in graph.outputs.logits)
+    costs = [evaluate(str(flops(ops, probe.shapes)), sizes) for ops in needed]
+    for j, dear in enumerate(costs[:-1]):
+        k = min(range(j + 1, len(costs)), key=costs.__getitem__)
+        if costs[k] < dear:
+            notes.append(
+                f"exit {j} alone costs {dear:,} FLOPs, more than exit {k}, which takes {costs[k]:,}: a smaller head "
+                "there, or none, saves more."
+            )
+    return notes
 
 
 def _add_cascade_graph(

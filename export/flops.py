@@ -28,10 +28,14 @@ def uncounted(ops: Iterable[Op], shapes: Shapes) -> list[Op]:
     return [
         op
         for op in ops
-        if is_contraction(op)
-        and not op.fixed
-        and any(shapes.get(name) is None for name in (*op.proto.input[:2], op.proto.output[0]))
+        if is_contraction(op) and not op.fixed and any(shapes.get(name) is None for name in _counted_by(op))
     ]
+
+
+def _counted_by(op: Op) -> list[str]:
+    """The values whose sizes an operation's FLOPs are made of."""
+    by_output = _counter(op) in (_matmul, _gemm, _conv, _packed_attention)
+    return [*op.proto.input[:2], *op.proto.output[: int(by_output)]]
 
 
 def is_contraction(op: Op) -> bool:

@@ -296,7 +296,7 @@ class Partition:
             raise ExportError(
                 f"the cut before exit {block} would compute {again / total:.0%} of the earlier blocks again, because "
                 f"{culprit} can't be carried: no axis of it is plainly the batch. Keep the batch as an axis of its "
-                "own where the model is cut."
+                "own where the model is cut: frames or windows that are folded into it, as [batch, frames, …]."
             )
 
     def _stuck(self, needed: set[str], block: int) -> str:

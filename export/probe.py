@@ -19,6 +19,7 @@ _PREFIX = "offramp.shape."
 _OTHER_SIZES = 4
 # Strides are found by halving: ten sizes tell 1,024 paddings apart, others one stride from the next.
 _MOST_OTHER_SIZES = 24
+_MOST_QUOTIENTS = 16
 
 
 def resize(inputs: Mapping[str, Any], shapes: Mapping[str, list[int | str]], sizes: Mapping[str, int]) -> Inputs:
@@ -138,7 +139,8 @@ class Probe:
             if not worked:
                 raise ExportError(
                     f"the axis {axis!r} is declared dynamic, but the exported model only runs at {n}: "
-                    f"{one_line(failure)}"
+                    f"{one_line(failure)} A state or shape was made for one size: take sizes from the input, and let "
+                    "recurrent layers be batch_first."
                 )
         return runs
 
@@ -172,13 +174,17 @@ class Probe:
             name: [[(sizes, shapes[name][k]) for sizes, shapes in runs] for k in range(min(ranks[name]))]
             for name in ranks
         }
-        simple = {name: [fit(column) for column in columns] for name, columns in samples.items()}
-        quotients = list(dict.fromkeys(d for dims in simple.values() for d in dims if d and d.divisor != 1))
+        fitted = {name: [fit(column) for column in columns] for name, columns in samples.items()}
+        for _ in range(2):  # tokens are products of heights and widths, and rows of tokens products of these
+            parts = (d for dims in fitted.values() for d in dims if d and (d.divisor != 1 or d.quotients))
+            quotients = list(dict.fromkeys(parts))[:_MOST_QUOTIENTS]
+            for name, dims in fitted.items():
+                pairs = zip(dims, samples[name], strict=True)
+                fitted[name] = [d or fit(column, quotients) for d, column in pairs]
         found: dict[str, list[Dim] | None] = {}
-        for name, dims in simple.items():
-            whole = [d or fit(column, quotients) for d, column in zip(dims, samples[name], strict=True)]
-            known = [d for d in whole if d is not None]
-            found[name] = known if len(known) == len(whole) and len(ranks[name]) == 1 else None
+        for name, dims in fitted.items():
+            known = [d for d in dims if d is not None]
+            found[name] = known if len(known) == len(dims) and len(ranks[name]) == 1 else None
         for name, tensor in self.graph.weights.items():
             found[name] = [Dim(offset=int(d)) for d in tensor.shape.numpy()]
         return found

@@ -72,6 +72,9 @@ def test_a_size_may_be_a_product_of_quotients():
     found = fit(observed(lambda s: (s["h"] // 4) * (s["w"] // 4) + 1, sizes), quotients)
     assert str(found) == "((h)//4)*((w)//4)+1"
     assert found.involved == ("h", "w")
+    folded = fit(observed(lambda s: s["batch"] * ((s["h"] // 4) * (s["w"] // 4) + 1), sizes), [*quotients, found])
+    assert str(folded) == "batch*(((h)//4)*((w)//4)+1)"
+    assert folded.involved == ("batch", "h", "w")
     rows = fit(observed(lambda s: 2 * s["batch"] * (s["h"] // 4) * (s["w"] // 4), sizes), quotients)
     assert cost.evaluate(str(rows), {"batch": 2, "h": 11, "w": 9}) == 16
     total = Cost()

@@ -253,3 +253,17 @@ def test_so_is_one_that_is_no_string(tmp_path, nothing_is_traced, options):
     ((field, given),) = options.items()
     with pytest.raises(ExportError, match=f"{field} is {given}, expected a string"):
         export_bundle(make(Plain, 8, 4, 2), torch.randn(3, 8), tmp_path / "b", **options)
+
+
+class DearHead(Plain):
+    """Its first exit has a head larger than the rest of the network."""
+
+    def __init__(self):
+        super().__init__(8, 4, 2)
+        self.heads[0] = torch.nn.Sequential(torch.nn.Linear(8, 256), torch.nn.Tanh(), torch.nn.Linear(256, 4))
+
+
+def test_an_exit_that_costs_more_than_a_later_one_is_named(tmp_path):
+    with pytest.warns(UserWarning, match=r"exit 0 alone costs 6,272 FLOPs, more than exit 1, which takes 320"):
+        export_bundle(make(DearHead), torch.randn(3, 8), tmp_path / "b")
+    assert "| exit_1 |" in (tmp_path / "b" / "MODEL_CARD.md").read_text()
