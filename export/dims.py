@@ -5,27 +5,43 @@ does when an axis grows is seen by running the model at several sizes.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, islice
 from math import prod
+
+Sample = tuple[Mapping[str, int], int]
+# Times a size, to look there whether another stride does as well.
+_FARTHEST = 8
+# So many of those that may be meant are told apart at once.
+_MOST_STRIDES = 12
 
 
 @dataclass(frozen=True)
 class Dim:
-    """(factor * product of axes + offset) // divisor."""
+    """(factor * product of axes and quotients + offset) // divisor.
+
+    quotients: sizes that are such formulas themselves, as the height and width of strided maps.
+    """
 
     factor: int = 0
     axes: tuple[str, ...] = ()
     offset: int = 0
     divisor: int = 1
+    quotients: tuple["Dim", ...] = ()
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        return (self.factor * prod(sizes[a] for a in self.axes) + self.offset) // self.divisor
+        volume = prod(sizes[a] for a in self.axes) * prod(q.at(sizes) for q in self.quotients)
+        return (self.factor * volume + self.offset) // self.divisor
+
+    @property
+    def involved(self) -> tuple[str, ...]:
+        """Every axis that this size depends on."""
+        return (*self.axes, *(axis for q in self.quotients for axis in q.involved))
 
     @property
     def constant(self) -> int | None:
-        return self.offset // self.divisor if not self.axes else None
+        return self.offset // self.divisor if not self.involved else None
 
     @property
     def plain(self) -> str | None:
@@ -33,26 +49,55 @@ class Dim:
         return self.axes[0] if self == Dim(1, self.axes[:1]) and self.axes else None
 
     def __str__(self) -> str:
-        if not self.axes:
+        if not self.involved:
             return str(self.constant)
-        text = "*".join(([str(self.factor)] if self.factor != 1 else []) + list(self.axes))
+        text = "*".join(
+            ([str(self.factor)] if self.factor != 1 else []) + list(self.axes) + [f"({q})" for q in self.quotients]
+        )
         if self.offset:
             text += f"{self.offset:+d}"
         return f"({text})//{self.divisor}" if self.divisor != 1 else text
 
 
-def fit(samples: Sequence[tuple[Mapping[str, int], int]]) -> Dim | None:
+def fit(samples: Sequence[Sample], quotients: Iterable[Dim] = ()) -> Dim | None:
     """The simplest Dim that gives every observed size, or None.
 
-    samples: (axis sizes, observed size); they must differ in every axis to tell axes apart.
+    samples: (axis sizes, observed size); they must differ in every axis to tell axes apart. quotients: sizes of other
+    tensors, which this one may be a product of.
     """
-    for candidate in _candidates(samples):
+    for candidate in (*_candidates(samples), *_products(samples, list(quotients))):
         if all(candidate.at(sizes) == size for sizes, size in samples):
             return candidate
     return None
 
 
-def _candidates(samples: Sequence[tuple[Mapping[str, int], int]]) -> Iterator[Dim]:
+def next_size(samples: Sequence[Sample], axis: str, least: int) -> int | None:
+    """Where to look next to know (axis + offset) // divisor for sure: a size of the axis, not below `least`.
+
+    None if the size is no such quotient, or nothing is left to find out.
+    """
+    windows = list(islice(_windows(samples, axis), _MOST_STRIDES))
+    if not windows:
+        return None
+    divisor, low, high = windows[0]
+    if len(windows) > 1:
+        guesses = [(d, offset) for d, least_offset, most in windows for offset in {least_offset, most}]
+
+        def undecided(n: int) -> int:
+            """How many would still do if that size were looked at, at worst."""
+            return Counter((n + offset) // d for d, offset in guesses).most_common(1)[0][1]
+
+        step = max(1, least // 16)
+        best = min(range(least, _FARTHEST * least, step), key=undecided)
+        if undecided(best) < len(guesses):
+            return best
+    if low == high:
+        return None
+    middle = (low + high) // 2  # where an offset of this gives less than one more does
+    return next(n for n in range(least, least + divisor) if (n + middle + 1) % divisor == 0)
+
+
+def _candidates(samples: Sequence[Sample]) -> Iterator[Dim]:
     first_sizes, first = samples[0]
     names = list(first_sizes)
     yield Dim(offset=first)
@@ -70,11 +115,52 @@ def _candidates(samples: Sequence[tuple[Mapping[str, int], int]]) -> Iterator[Di
             volume = prod(first_sizes[a] for a in axes)
             if volume and first % volume == 0:
                 yield Dim(first // volume, axes)
-    for name in names:  # strided windows: (axis + offset) // divisor
-        for divisor in (2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 12, 14, 28):
-            for offset in range(-divisor, divisor + 1):
-                yield Dim(1, (name,), offset, divisor)
-                yield Dim(1, (name,), offset + divisor, divisor)
+    for name in names:  # strided windows
+        for divisor, low, high in _windows(samples, name):
+            # No offset and ceilings are usual; else the one in the middle errs least where nobody looked.
+            usual = [offset for offset in (0, divisor - 1) if low <= offset <= high]
+            yield Dim(1, (name,), usual[0] if usual else (low + high) // 2, divisor)
+
+
+def _windows(samples: Sequence[Sample], axis: str) -> Iterator[tuple[int, int, int]]:
+    """Divisors and their lowest and highest offset with which (axis + offset) // divisor is every size seen.
+
+    Divisors of small primes come first: strides are products of such.
+    """
+    if len({size for _, size in samples}) < 2:
+        return
+    for divisor in _DIVISORS:
+        low = max(size * divisor - sizes[axis] for sizes, size in samples)
+        high = min(size * divisor - sizes[axis] for sizes, size in samples) + divisor - 1
+        if low <= high:
+            yield divisor, low, high
+
+
+def _largest_prime(number: int) -> int:
+    largest, factor = 1, 2
+    while number > 1:
+        while number % factor == 0:
+            number, largest = number // factor, factor
+        factor += 1
+    return largest
+
+
+_DIVISORS = sorted(range(2, 1025), key=lambda d: (_largest_prime(d), d))
+
+
+def _products(samples: Sequence[Sample], quotients: list[Dim]) -> Iterator[Dim]:
+    """factor * a product of quotients and plain axes + offset."""
+    names, first = list(samples[0][0]), samples[0][1]
+    for count in (1, 2, 3):
+        for inner in combinations_with_replacement(quotients, count):
+            for axes in ((), *((name,) for name in names)):
+                volumes = [prod(q.at(n) for q in inner) * prod(n[a] for a in axes) for n, _ in samples]
+                other = next((k for k, v in enumerate(volumes) if v != volumes[0]), None)
+                if other is None:
+                    continue
+                factor, rest = divmod(samples[other][1] - first, volumes[other] - volumes[0])
+                if factor and not rest:
+                    yield Dim(factor, axes, first - factor * volumes[0], quotients=inner)
 
 
 class Cost:
@@ -88,12 +174,13 @@ class Cost:
         terms: Counter[tuple[str, ...]] = Counter({(): coefficient})
         for dim in dims:
             parts: list[tuple[tuple[str, ...], int]]
-            if dim.divisor != 1 and dim.axes:
+            if dim.divisor != 1 and dim.involved:
                 parts = [((f"({dim})",), 1)]
-            elif not dim.axes:
+            elif not dim.involved:
                 parts = [((), dim.constant or 0)]
             else:
-                parts = [(dim.axes, dim.factor)] + ([((), dim.offset)] if dim.offset else [])
+                factors = (*dim.axes, *(f"({q})" for q in dim.quotients))
+                parts = [(factors, dim.factor)] + ([((), dim.offset)] if dim.offset else [])
             grown: Counter[tuple[str, ...]] = Counter()
             for factors, value in terms.items():
                 for more, times in parts:

@@ -15,15 +15,20 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from offramp.export import graph as graphs
+from offramp.export.card import CARD, model_card
 from offramp.export.dims import Cost
-from offramp.export.flops import flops
+from offramp.export.flops import flops, uncounted
+from offramp.export.graph import DATA_SIZED, Op
+from offramp.export.onnx_file import OnnxFile
 from offramp.export.outputs import PER_EXIT, Outputs, oddities
 from offramp.export.partition import BlockPlan, Partition, Plan
 from offramp.export.preprocess import check_kind, take_preprocess, try_preprocess
 from offramp.export.probe import Probe, batch_axis, element_bytes, resize
+from offramp.export.rewriting.batch import free_batch
 from offramp.export.rewriting.fuse import fuse
+from offramp.export.rewriting.heads import likely_exits, said, take_heads
 from offramp.export.rows import Company, Reference, keep_company, make_inputs
-from offramp.export.verify import Verification, onnx_reference, verify, verify_cascade_graph
+from offramp.export.verify import Verification, verify, verify_cascade_graph
 from offramp.export.writing.cascade_graph import CascadeGraphWriter
 from offramp.export.writing.emit import BlockWriter, block_interface, dimensions, numpy_name
 from offramp.export.writing.weights import WEIGHTS, WeightFile
@@ -38,6 +43,7 @@ from offramp.runtime.bundle import (
     unreachable,
 )
 from offramp.runtime.cascade import Cascade
+from offramp.runtime.cost import evaluate
 from offramp.runtime.errors import BundleError, ExportError, how_to_install
 from offramp.runtime.execution.cpu.session import onnxruntime
 from offramp.runtime.files import check_new_folder, new_folder, seal, sha256_of_file
@@ -73,8 +79,8 @@ def export_bundle(
     dynamic_axes: names of the symbolic axes, {"input_ids": {0: "batch", 1: "seq"}}; each input has one "batch".
         Default: axis 0 is the batch, nothing else varies (torch); what the file declares (ONNX).
     classes: a name for each logit, "0", "1", … by default.
-    exits: for an ONNX file, the outputs that are exits' logits, shallow to deep (default: every output);
-        for a torch model, names for its exits.
+    exits: for an ONNX file, the outputs or inner tensors that are exits' logits, shallow to deep (default: every
+        output of floating-point rows), the Softmax in front of one left out; for a torch model, names for its exits.
     auxiliary: for an ONNX file, its other outputs by kind, {"routing": ["h_0", …]}.
     preprocess: how raw rows become inputs: a Text or Image of offramp.runtime.preprocess, or the same as a
         mapping, {"kind": "text", "tokenizer": "tokenizer.json", "max_length": 64, "sample": ["hello"]}. The
@@ -161,6 +167,7 @@ class _Model:
     against: str
     names: list[str]
     title: str
+    notes: Sequence[str] = ()
 
 
 def _from_onnx(
@@ -171,11 +178,14 @@ def _from_onnx(
     auxiliary: Mapping[str, Sequence[str]] | None,
 ) -> _Model:
     model = graphs.read_onnx(path)
+    one_by_one = free_batch(model.graph)
     outputs = _onnx_outputs(model.graph, exits, auxiliary)
+    names = list(outputs.logits)
+    file = OnnxFile(path, one_by_one=one_by_one)
+    heads = take_heads(model.graph, names, file.tensors)
+    outputs.logits[:] = [head.output for head in heads]
     named = {k: {int(i): str(v) for i, v in a.items()} for k, a in axes.items()} if axes else None
-    return _Model(
-        model, outputs, named, example, onnx_reference(path, outputs), "onnx", list(exits or outputs.logits), path.stem
-    )
+    return _Model(model, outputs, named, example, file.reference(outputs, heads), "onnx", names, path.stem, said(heads))
 
 
 def _from_torch(
@@ -228,6 +238,13 @@ def _build(
     say("cutting it into blocks")
     company = keep_company(probe, source.reference)
     partition, plan = _cut(graph, probe, company)
+    unknown = uncounted((op for block in plan.blocks for op in block.ops), probe.shapes)
+    if unknown and not any(op.proto.op_type in DATA_SIZED for op in graph.ops):
+        op = unknown[0].proto
+        raise ExportError(
+            f"{op.op_type} {op.name!r} makes {op.output[0]!r}, of a size that no formula of {graph.axes} gives: what a "
+            "row costs can't be told. Fix the axis that it depends on, by leaving it out of dynamic_axes."
+        )
     labels = list(classes) if classes is not None else [str(k) for k in range(count)]
     document = {**about, "classes": labels, **_write_graphs(graph, probe, partition, plan, store, folder)}
     if taken is not None:
@@ -255,7 +272,37 @@ def _build(
         say("trying raw rows")
         with Cascade.load(folder) as cascade:
             try_preprocess(cascade.bundle, cascade)
-    return oddities(source.reference(company.different({**probe.example_sizes, "batch": 16}))["logits"])
+    (folder / CARD).write_text(model_card(document), encoding="utf-8")
+    notes = [*source.notes, *_about_costs(graph, probe, unknown)]
+    if not company.independent:
+        notes.append(
+            f"the model's rows depend on the rows beside them (by {company.difference:.2g} of their logits' size): "
+            "requests don't share batches, and rows run one by one."
+        )
+    rows = company.different({**probe.example_sizes, "batch": 16})
+    return [*notes, *oddities(source.reference(rows)["logits"])]
+
+
+def _about_costs(graph: graphs.ModelGraph, probe: Probe, unknown: Sequence[Op]) -> list[str]:
+    """What is odd about what rows cost: sentences. unknown: operations that aren't counted."""
+    notes = []
+    if unknown:
+        op = unknown[0].proto
+        notes.append(
+            f"FLOPs are without those of {len(unknown)} operations ({op.op_type} {op.name!r} first), whose sizes "
+            "depend on the data."
+        )
+    sizes = {**probe.example_sizes, "batch": 1}
+    needed = ([graph.ops[i] for i in graph.ancestors([name])] for name in graph.outputs.logits)
+    costs = [evaluate(str(flops(ops, probe.shapes)), sizes) for ops in needed]
+    for j, dear in enumerate(costs[:-1]):
+        k = min(range(j + 1, len(costs)), key=costs.__getitem__)
+        if costs[k] < dear:
+            notes.append(
+                f"exit {j} alone costs {dear:,} FLOPs, more than exit {k}, which takes {costs[k]:,}: a smaller head "
+                "there, or none, saves more."
+            )
+    return notes
 
 
 def _add_cascade_graphs(
@@ -316,8 +363,8 @@ def _onnx_outputs(graph: Any, exits: Sequence[str] | None, auxiliary: Mapping[st
     there = [v.name for v in graph.outputs]
     extra = {kind: list(names) for kind, names in (auxiliary or {}).items()}
     taken = {n for names in extra.values() for n in names}
-    chosen = list(exits) if exits else [n for n in there if n not in taken]
-    for output in [*chosen, *sorted(taken)]:
+    chosen = list(exits) if exits else [n for n in likely_exits(graph) if n not in taken]
+    for output in sorted(taken):
         if output not in there:
             raise ExportError(f"the ONNX model has no output {output!r}; it has {there}.")
     try:
@@ -360,6 +407,12 @@ def _check_names(graph: graphs.ModelGraph, names: list[str]) -> None:
     for axis in graph.axes:
         if not is_axis(axis):
             raise ExportError(f"the axis name {axis!r} is not a plain identifier: give dynamic_axes with other names.")
+    for name, kind in graph.dtypes.items():
+        if kind == ir.DataType.BFLOAT16:
+            raise ExportError(
+                f"{name!r} is bfloat16, which ONNX Runtime can't compute with on a CPU: export the model in float32 "
+                "(model.float(), and without autocast in forward)."
+            )
     for name, (dtype, _) in graph.inputs.items():
         if numpy_name(dtype) not in DTYPES:
             raise ExportError(f"input {name!r} has the type {dtype}: expected one of {sorted(DTYPES)}.")

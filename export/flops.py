@@ -11,13 +11,31 @@ Shapes = Mapping[str, list[Dim] | None]
 
 
 def flops(ops: Iterable[Op], shapes: Shapes) -> Cost:
-    """FLOPs of the operations: two for each multiply-add of a contraction, none for the rest."""
+    """FLOPs of the operations: two for each multiply-add of a contraction, none for the rest.
+
+    None for what is made of weights only, either: no row pays for it.
+    """
     total = Cost()
     for op in ops:
         count = _counter(op)
-        if count is not None:
+        if count is not None and not op.fixed:
             count(op.proto, shapes, total)
     return total
+
+
+def uncounted(ops: Iterable[Op], shapes: Shapes) -> list[Op]:
+    """The contractions of which a size is unknown: `flops` counts nothing for them."""
+    return [
+        op
+        for op in ops
+        if is_contraction(op) and not op.fixed and any(shapes.get(name) is None for name in _counted_by(op))
+    ]
+
+
+def _counted_by(op: Op) -> list[str]:
+    """The values whose sizes an operation's FLOPs are made of."""
+    by_output = _counter(op) in (_matmul, _gemm, _conv, _packed_attention)
+    return [*op.proto.input[:2], *op.proto.output[: int(by_output)]]
 
 
 def is_contraction(op: Op) -> bool:

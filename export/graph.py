@@ -15,16 +15,22 @@ from onnx_ir.passes import common as passes
 
 # The gate's reductions take their axes as inputs from here on; older models are converted up.
 OLDEST_OPSET = 18
+# The shape of what these make depends on values, not on sizes.
+DATA_SIZED = frozenset(["NonZero", "Unique", "Compress", "NonMaxSuppression", "Loop", "If", "Scan"])
 
 
 @dataclass(frozen=True)
 class Op:
-    """One node of the main graph. `inputs` includes what its subgraphs capture."""
+    """One node of the main graph. `inputs` includes what its subgraphs capture.
+
+    fixed: it is made of weights only, so ONNX Runtime runs it once, when it loads the graph.
+    """
 
     index: int
     proto: onnx.NodeProto
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    fixed: bool = False
 
 
 @dataclass
@@ -48,6 +54,21 @@ class ModelGraph:
         """Symbolic axes, "batch" first."""
         named = (a for _, shape in self.inputs.values() for a in shape if isinstance(a, str))
         return list(dict.fromkeys(["batch", *named]))
+
+    def half_values(self, made: Iterable[Iterable[str]]) -> list[onnx.ValueInfoProto]:
+        """The types of the values made, where any value of the model is float16; nothing otherwise.
+
+        ONNX Runtime has no CPU kernels for many float16 operations and puts casts around them: where it had to find
+        the types by itself, that ended in a crash.
+        """
+        if ir.DataType.FLOAT16 not in self.dtypes.values():
+            return []
+        return [
+            onnx.helper.make_tensor_value_info(name, self.dtypes[name].value, None)
+            for names in made
+            for name in names
+            if name in self.dtypes
+        ]
 
     def ancestors(self, names: Iterable[str], stop: frozenset[int] | set[int] = frozenset()) -> set[int]:
         """Indices of the ops that the named values need, not looking behind those in `stop`."""
@@ -101,15 +122,25 @@ def read_onnx(path: Path) -> ir.Model:
 
 def _read(path: Path) -> ir.Model:
     try:
-        version = max(
-            (o.version for o in onnx.load(path, load_external_data=False).opset_import if o.domain in ("", "ai.onnx")),
-            default=OLDEST_OPSET,
-        )
-        if version >= OLDEST_OPSET:
+        shell = onnx.load(path, load_external_data=False)
+        version = max((o.version for o in shell.opset_import if o.domain in ("", "ai.onnx")), default=OLDEST_OPSET)
+        maps = any(node.op_type == "ZipMap" for node in shell.graph.node)
+        if version >= OLDEST_OPSET and not maps:
             return ir.load(path)
-        return ir.from_proto(onnx.version_converter.convert_version(onnx.load(path), OLDEST_OPSET))
+        whole = _without_maps(onnx.load(path))
+        return ir.from_proto(onnx.version_converter.convert_version(whole, max(version, OLDEST_OPSET)))
     except Exception as error:  # protobuf, onnx and its C++ checker each raise their own kinds
         raise ExportError(f"{path}: not an ONNX model that can be read ({error}).") from error
+
+
+def _without_maps(model: onnx.ModelProto) -> onnx.ModelProto:
+    """scikit-learn's converters give probabilities as a list of mappings: here as the tensor that those are made of."""
+    for node in [node for node in model.graph.node if node.op_type == "ZipMap"]:
+        for output in model.graph.output:
+            if output.name == node.output[0]:
+                output.CopyFrom(onnx.helper.make_tensor_value_info(node.input[0], onnx.TensorProto.FLOAT, [None, None]))
+        model.graph.node.remove(node)
+    return model
 
 
 def _learns(node: ir.Node) -> bool:
@@ -153,11 +184,15 @@ def prepare(
     if missing:
         raise ExportError(f"the model has no output {missing[0]!r}; it has {[v.name for v in graph.outputs]}.")
     ops = []
+    fixed = set(graph.initializers)
     for index, node in enumerate(graph):
         proto = ir.serde.serialize_node(node)
         del proto.metadata_props[:]
         proto.doc_string = ""
-        ops.append(Op(index, proto, tuple(_uses(proto)), tuple(name for name in proto.output if name)))
+        inputs, made = _uses(proto), tuple(name for name in proto.output if name)
+        of_weights = bool(inputs) and fixed.issuperset(inputs)
+        ops.append(Op(index, proto, tuple(inputs), made, of_weights))
+        fixed |= set(made) if of_weights else set()
     dtypes = {
         v.name: v.dtype
         for node in graph

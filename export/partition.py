@@ -268,7 +268,7 @@ class Partition:
         for op in run:
             source = op.inputs[0] if self._from_shape(op) else ""
             if source and source not in made and (block != 0 or source in self.graph.producer):
-                axes |= {axis for dim in self.shapes[op.inputs[0]] or [] for axis in dim.axes}
+                axes |= {axis for dim in self.shapes[op.inputs[0]] or [] for axis in dim.involved}
                 continue
             for name in op.inputs:
                 if name not in made and name not in self.graph.weights:
@@ -296,7 +296,7 @@ class Partition:
             raise ExportError(
                 f"the cut before exit {block} would compute {again / total:.0%} of the earlier blocks again, because "
                 f"{culprit} can't be carried: no axis of it is plainly the batch. Keep the batch as an axis of its "
-                "own where the model is cut."
+                "own where the model is cut: frames or windows that are folded into it, as [batch, frames, …]."
             )
 
     def _stuck(self, needed: set[str], block: int) -> str:

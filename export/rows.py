@@ -50,7 +50,7 @@ def keep_company(probe: Probe, reference: Reference) -> Company:
     """
     sizes, axes = probe.example_sizes, batch_axes(probe.graph)
     _refuse_random(reference, probe.inputs({**sizes, "batch": _MINE}))
-    tolerance = max([_MIXING_TOLERANCE, *(_HALF_TOLERANCE.get(d, 0.0) for d in probe.graph.dtypes.values())])
+    tolerance = max(_MIXING_TOLERANCE, rounding(probe.graph))
     for guess in (True, False):
         make = partial(_made, probe, vocabularies(probe.graph), guess)
         mine = make({**sizes, "batch": _MINE})
@@ -64,6 +64,11 @@ def keep_company(probe: Probe, reference: Reference) -> Company:
     mine, others = (take(example, rows, axes) for rows in (range(_MINE), range(_MINE, _MINE + _OTHERS)))
     worst = _worst(reference, mine, others, axes, strict=False)
     return Company(worst <= tolerance, worst, probe.inputs)
+
+
+def rounding(graph: ModelGraph) -> float:
+    """What values may differ by, in units of their spread, because some have few bits; 0 where none has."""
+    return max((_HALF_TOLERANCE.get(dtype, 0.0) for dtype in graph.dtypes.values()), default=0.0)
 
 
 class _NoAnswer(Exception):

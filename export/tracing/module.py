@@ -78,6 +78,10 @@ class Kept:
                 if tensor.requires_grad != needs_gradient:
                     tensor.requires_grad_(needs_gradient)
 
+    def close(self) -> None:
+        """Let go of the copy."""
+        self._file.close()
+
     def _read(self, count: int) -> torch.Tensor:
         """The next bytes of the file."""
         data = np.empty(count, np.uint8)
@@ -114,6 +118,7 @@ class Runner:
 
     def __exit__(self, *failure: object) -> None:
         self.restore()
+        self._kept.close()
         mine, numpys, torchs = self._random
         random.setstate(mine)
         np.random.set_state(numpys)  # noqa: NPY002

@@ -98,6 +98,11 @@ def trace(
         run.restore()
         cause, gist = _cause(error), _gist(error)
         decides = run.where_it_decides(example)
+        if "pack_padded_sequence" in f"{decides} {line_of(cause)}":
+            raise ExportError(
+                "packed sequences can't be exported: their sizes are values. Run the recurrent layer on the padded "
+                "batch, and take each row's state at its last position."
+            ) from error
         if decides is not None or "data-dependent" in gist:
             said = "" if "data-dependent" in gist else f" torch.export says: {gist}"
             raise ExportError(

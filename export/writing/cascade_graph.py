@@ -122,6 +122,9 @@ class CascadeGraphWriter:
         prefix = f"exit_{k}."
         nodes = [rename.node(n) for n in proto.node]
         label, score, logits = (rename(exit_[kind]) for kind in ("label", "score", "logits"))
+        if any(o.name == exit_["logits"] and o.type.tensor_type.elem_type != TensorProto.FLOAT for o in proto.output):
+            nodes.append(helper.make_node("Cast", [logits], [f"{prefix}float.logits"], to=TensorProto.FLOAT))
+            logits = f"{prefix}float.logits"
         here = [label, score, f"{prefix}exit", logits]
         if k == self._last:
             nodes = _needed(nodes, [label, score, logits])

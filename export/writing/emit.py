@@ -68,7 +68,14 @@ class BlockWriter:
             helper.make_tensor_value_info(label, onnx.TensorProto.INT64, ["batch"]),
             helper.make_tensor_value_info(score, onnx.TensorProto.FLOAT, ["batch"]),
         ]
-        body = helper.make_graph(nodes, "block", value_inputs, value_outputs, list(constants.values()))
+        body = helper.make_graph(
+            nodes,
+            "block",
+            value_inputs,
+            value_outputs,
+            list(constants.values()),
+            value_info=self._graph.half_values(set(op.outputs) - set(outputs) for op in ops),
+        )
         return helper.make_model(
             body,
             producer_name="offramp",
@@ -110,21 +117,21 @@ class BlockWriter:
                         return node("Shape", name, start=k, end=k + 1)
             raise ExportError(f"no tensor that reaches the block of {out!r} has the axis {axis!r}.")
 
-        parts = []
-        for dim in dims:
+        def value(dim: Dim) -> str:
             if dim.constant is not None:
-                parts.append(constant(dim.constant))
-                continue
-            term = size(dim.axes[0])
-            for axis in dim.axes[1:]:
-                term = node("Mul", term, size(axis))
+                return constant(dim.constant)
+            term, *others = [*(size(axis) for axis in dim.axes), *(value(q) for q in dim.quotients)]
+            for other in others:
+                term = node("Mul", term, other)
             if dim.factor != 1:
                 term = node("Mul", term, constant(dim.factor))
             if dim.offset:
                 term = node("Add", term, constant(dim.offset))
             if dim.divisor != 1:
                 term = node("Div", term, constant(dim.divisor))
-            parts.append(term)
+            return term
+
+        parts = [value(dim) for dim in dims]
         if len(parts) == 1 and nodes:
             nodes[-1].output[0] = out
         else:

@@ -5,7 +5,11 @@ import json
 import numpy as np
 import pytest
 import torch
+from offramp.export.dims import Dim
+from offramp.export.flops import flops, uncounted
+from offramp.export.graph import Op
 from offramp.runtime import cost
+from onnx import helper
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -44,3 +48,18 @@ def test_digits_convolutions(digits):
     expected = [convolution + head, 2 * convolution * width + head, 4 * convolution * width + head]
     assert [cost.evaluate(b["flops"], {"batch": 1}) for b in blocks] == expected
     assert np.all(np.array(expected) > 0)
+
+
+def test_what_cannot_be_counted_is_named_and_what_is_made_of_weights_costs_nothing():
+    known = {"x": [Dim(1, ("batch",)), Dim(offset=4)], "w": [Dim(offset=4), Dim(offset=3)], "q": [Dim(offset=1)] * 3}
+
+    def op(kind, *inputs, fixed=False):
+        return Op(0, helper.make_node(kind, list(inputs), ["y"]), inputs, ("y",), fixed)
+
+    product = op("MatMul", "x", "w")
+    assert uncounted([product], known) == [product]
+    assert uncounted([product], {**known, "y": [Dim(1, ("batch",)), Dim(offset=3)]}) == []
+    assert uncounted([op("MultiHeadAttention", "q", "q"), op("GRU", "q", "w"), op("Tanh", "y")], known) == []
+    folded = op("MatMul", "w", "w", fixed=True)
+    assert uncounted([folded], known) == []
+    assert str(flops([folded], {**known, "y": [Dim(offset=4)] * 2})) == "0"

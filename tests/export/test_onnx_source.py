@@ -117,10 +117,140 @@ def test_exits_that_make_no_sense_are_refused_by_name(tmp_path, exits, message):
         export_bundle(tmp_path / "m.onnx", None, tmp_path / "b", exits=exits)
 
 
-def test_a_fixed_batch_is_refused(tmp_path):
-    onnx.save(three_exits(batch=1), tmp_path / "m.onnx")
+def test_a_fixed_batch_of_several_rows_is_refused(tmp_path):
+    onnx.save(three_exits(batch=4), tmp_path / "m.onnx")
     with pytest.raises(ExportError, match=r"input 'x' .* expected one axis named .batch."):
         export_bundle(tmp_path / "m.onnx", None, tmp_path / "b", exits=["early", "late"])
+
+
+def answers(bundle, **inputs):
+    with Cascade.load(bundle, threads=1) as cascade:
+        return np.stack(list(cascade.record(inputs).logits))
+
+
+def asked(path, names, **inputs):
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(names, inputs)
+
+
+X = np.random.default_rng(1).standard_normal((5, 6)).astype(np.float32)
+EXITS = ["early", "middle", "late"]
+
+
+def test_a_file_for_one_row_at_a_time_takes_many(tmp_path):
+    model = three_exits(21, batch=1)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 6]), "shape"))
+    model.graph.node.insert(2, helper.make_node("Reshape", ["a0", "shape"], ["flat"]))
+    model.graph.node[3].input[0] = "flat"
+    onnx.save(model, tmp_path / "m.onnx")
+    bundle = export_bundle(tmp_path / "m.onnx", None, tmp_path / "b", exits=EXITS)
+    singly = [asked(tmp_path / "m.onnx", EXITS, x=X[k : k + 1]) for k in range(5)]
+    np.testing.assert_allclose(answers(bundle, x=X), np.concatenate(singly, axis=1), atol=1e-5)
+
+
+def test_one_that_mixes_its_rows_when_there_are_many_is_refused(tmp_path):
+    model = three_exits(21, batch=1)
+    model.graph.node.insert(2, helper.make_node("ReduceMean", ["a0"], ["all"], keepdims=1))
+    model.graph.node.insert(3, helper.make_node("Add", ["a0", "all"], ["mixed"]))
+    model.graph.node[4].input[0] = "mixed"
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ExportError, match=r"logits\[0\] of the cascade differs"):
+        export_bundle(tmp_path / "m.onnx", None, tmp_path / "b", exits=EXITS)
+
+
+def test_an_exit_may_be_a_tensor_inside(tmp_path):
+    onnx.save(three_exits(), tmp_path / "m.onnx")
+    model = three_exits()
+    del model.graph.output[:2]
+    onnx.save(model, tmp_path / "inner.onnx")
+    bundle = export_bundle(tmp_path / "inner.onnx", None, tmp_path / "b", exits=EXITS)
+    np.testing.assert_allclose(answers(bundle, x=X), asked(tmp_path / "m.onnx", EXITS, x=X), atol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [11, 21])
+def test_softmax_is_left_out_and_weights_may_lie_beside_the_file(tmp_path, opset):
+    onnx.save(three_exits(max(opset, 13)), tmp_path / "m.onnx")
+    model = three_exits(max(opset, 13))
+    for output in model.graph.output[:3]:
+        model.graph.node.append(helper.make_node("Softmax", [output.name], [f"p_{output.name}"], axis=1))
+        output.name = f"p_{output.name}"
+    onnx.save(model, tmp_path / "p.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    bundle = export_bundle(tmp_path / "p.onnx", None, tmp_path / "b", exits=[f"p_{name}" for name in EXITS])
+    np.testing.assert_allclose(answers(bundle, x=X), asked(tmp_path / "m.onnx", EXITS, x=X), atol=1e-5)
+
+
+def with_sigmoids(columns):
+    """The exits are sigmoids of so many of the columns; 0: of one, without an axis of its own."""
+    model = three_exits(18)
+    index = np.array(0) if columns == 0 else np.arange(columns)
+    model.graph.initializer.append(numpy_helper.from_array(index.astype(np.int64), "columns"))
+    for output in model.graph.output[:3]:
+        name = output.name
+        model.graph.node.append(helper.make_node("Gather", [name, "columns"], [f"z_{name}"], axis=1))
+        model.graph.node.append(helper.make_node("Sigmoid", [f"z_{name}"], [f"p_{name}"]))
+        shape = ["N", columns] if columns else ["N"]
+        output.CopyFrom(helper.make_tensor_value_info(f"p_{name}", TensorProto.FLOAT, shape))
+    del model.graph.output[3]
+    return model
+
+
+@pytest.mark.parametrize("columns", [0, 1])
+def test_the_sigmoid_of_one_logit_is_the_softmax_of_two_columns(tmp_path, columns):
+    onnx.save(with_sigmoids(columns), tmp_path / "m.onnx")
+    with pytest.warns(UserWarning, match="exits are one logit z, which says yes or no: they were made two columns"):
+        bundle = export_bundle(tmp_path / "m.onnx", None, tmp_path / "b", classes=["no", "yes"])
+    probabilities = asked(tmp_path / "m.onnx", [f"p_{name}" for name in EXITS], x=X)
+    logits = answers(bundle, x=X)
+    softmax = np.exp(logits[..., 1]) / np.exp(logits).sum(-1)
+    np.testing.assert_allclose(softmax, np.stack(probabilities).reshape(3, 5), atol=1e-5)
+
+
+def test_sigmoids_of_several_columns_are_refused_as_several_labels(tmp_path):
+    onnx.save(with_sigmoids(3), tmp_path / "m.onnx")
+    with pytest.raises(ExportError, match="exit 'p_early' ends in a Sigmoid over 3 columns, as multi-label models do"):
+        export_bundle(tmp_path / "m.onnx", None, tmp_path / "b")
+
+
+def test_a_label_and_a_list_of_mappings_are_no_exits(tmp_path):
+    """As scikit-learn's converters write a classifier."""
+    model = three_exits(18)
+    del model.graph.output[:]
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    model.graph.node.append(helper.make_node("ArgMax", ["late"], ["label"], axis=1, keepdims=0))
+    keys = {"classlabels_int64s": [0, 1, 2, 3]}
+    model.graph.node.append(helper.make_node("ZipMap", ["late"], ["output"], domain="ai.onnx.ml", **keys))
+    model.graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, ["N"]))
+    mapping = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    model.graph.output.append(helper.make_value_info("output", helper.make_sequence_type_proto(mapping)))
+    onnx.save(model, tmp_path / "m.onnx")
+    onnx.save(three_exits(18), tmp_path / "plain.onnx")
+    with pytest.warns(UserWarning, match="the model has one exit"):
+        bundle = export_bundle(tmp_path / "m.onnx", None, tmp_path / "b")
+    np.testing.assert_allclose(answers(bundle, x=X), asked(tmp_path / "plain.onnx", ["late"], x=X), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["batch size", "", "2*N"])
+def test_an_axis_may_have_any_name_or_none(tmp_path, name):
+    onnx.save(three_exits(batch=name or None), tmp_path / "m.onnx")
+    bundle = export_bundle(tmp_path / "m.onnx", None, tmp_path / "b", exits=EXITS)
+    np.testing.assert_allclose(answers(bundle, x=X), asked(tmp_path / "m.onnx", EXITS, x=X), atol=1e-5)
+
+
+def test_weights_of_float16_get_a_cascade_graph_and_its_tolerance(tmp_path):
+    model = three_exits(21)
+    for weight in model.graph.initializer:
+        if weight.data_type == TensorProto.FLOAT:
+            weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight).astype(np.float16), weight.name))
+    for value in (
+        *model.graph.input,
+        *model.graph.output,
+        *(o for n in model.graph.node for a in n.attribute for o in a.g.output),
+    ):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    onnx.save(model, tmp_path / "m.onnx")
+    bundle = export_bundle(tmp_path / "m.onnx", None, tmp_path / "b", exits=EXITS)
+    assert json.loads((bundle / "manifest.json").read_text())["cascade"] is not None
+    x = X.astype(np.float16)
+    np.testing.assert_allclose(answers(bundle, x=x), asked(tmp_path / "m.onnx", EXITS, x=x), atol=0.05)
 
 
 def test_something_that_is_not_onnx_is_refused(tmp_path):

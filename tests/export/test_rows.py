@@ -8,10 +8,10 @@ import pytest
 import torch
 from offramp.export import export_bundle
 from offramp.export.graph import prepare, read_onnx
+from offramp.export.onnx_file import OnnxFile
 from offramp.export.outputs import Outputs
 from offramp.export.probe import Probe
 from offramp.export.rows import keep_company, make_inputs, vocabularies
-from offramp.export.verify import onnx_reference
 from offramp.export.writing.weights import WeightFile
 from offramp.runtime import Cascade, ExportError
 from onnx import TensorProto, helper, numpy_helper
@@ -172,7 +172,7 @@ def test_different_rows_are_valid_and_no_two_alike(tmp_path):
     path = lookup(tmp_path / "m.onnx", False, rows=40)
     graph = prepare(read_onnx(path), outputs)
     probe = Probe(graph, WeightFile(tmp_path, graph.weights), tmp_path, {"ids": np.ones((1, 6), np.int32)})
-    ids = keep_company(probe, onnx_reference(path, outputs)).different({"batch": 9, "L": 6})["ids"]
+    ids = keep_company(probe, OnnxFile(path).reference(outputs)).different({"batch": 9, "L": 6})["ids"]
     assert len({tuple(row) for row in ids}) == 9
     assert 0 <= ids.min() <= ids.max() < 40
 

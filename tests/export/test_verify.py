@@ -8,10 +8,11 @@ import onnx
 import pytest
 from offramp.export import export_bundle
 from offramp.export.graph import prepare, read_onnx
+from offramp.export.onnx_file import OnnxFile
 from offramp.export.outputs import Outputs
 from offramp.export.probe import Probe
 from offramp.export.rows import keep_company
-from offramp.export.verify import onnx_reference, verify, verify_cascade_graph
+from offramp.export.verify import verify, verify_cascade_graph
 from offramp.export.writing.weights import WeightFile
 from offramp.runtime import ExportError
 from offramp.runtime.files import seal, sha256_of_file
@@ -50,7 +51,7 @@ def made(tmp_path_factory):
     graph = prepare(read_onnx(path), OUTPUTS)
     example = {"x": np.random.default_rng(1).standard_normal((4, 4)).astype(np.float32)}
     probe = Probe(graph, WeightFile(folder, graph.weights), folder, example)
-    reference = onnx_reference(path, OUTPUTS)
+    reference = OnnxFile(path).reference(OUTPUTS)
     return export_bundle(path, None, folder / "b"), probe, reference, keep_company(probe, reference)
 
 
