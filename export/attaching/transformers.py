@@ -55,7 +55,10 @@ def load(folder: Path) -> torch.nn.Module:
         raise ExportError(
             f"{folder} is a Hugging Face checkpoint, and transformers isn't installed: pip install transformers"
         ) from error
-    kind = getattr(transformers, named, None)
+    try:
+        kind = getattr(transformers, named, None)
+    except ImportError as error:  # it imports what is asked for, and that needs other libraries
+        raise ExportError(f"{folder}: transformers can't import {named}: {' '.join(str(error).split())}") from error
     if kind is None:
         raise ExportError(f"{folder}/config.json: architectures names {named!r}, which transformers doesn't have.")
     if not any(folder.glob("*.safetensors")):
