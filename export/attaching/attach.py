@@ -14,7 +14,8 @@ from offramp.export.attaching.heads import Head, Pooling, hidden_width, pooling_
 from offramp.export.attaching.refuse import refuse
 from offramp.export.attaching.taps import parse, tapped
 from offramp.export.tracing.module import Runner
-from offramp.export.tracing.trace import check_axes, name_inputs
+from offramp.export.tracing.trace import check_axes
+from offramp.export.tracing.unwrap import name_inputs
 from offramp.runtime.errors import ExportError
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -88,7 +89,9 @@ def _about(model: torch.nn.Module, folder: Path | None, example: Any, axes: Any)
                 "classifier, so nobody knows what it takes. Give a few rows by the names of forward's parameters."
             )
         return found if axes is None else replace(found, dynamic_axes=check_axes(found.example_inputs, axes))
-    named = name_inputs(model, example)
+    adapted, named = name_inputs(model, example)
+    if adapted is not model:
+        raise ExportError("example_inputs: expected a tensor for each parameter of forward, by its name.")
     title = type(model).__name__ if found is None else found.title
     known = (None, None) if found is None else (found.classes, found.preprocess)
     if axes is None and found is not None and set(named) == set(found.example_inputs):

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
-from offramp.runtime.online.limits import Limits
-from offramp.runtime.online.online import Online
+from offramp.runtime.online.online import Limits, Online
 from offramp.server.dataplane import DataPlane
 from offramp.server.recalibration.keeping import Keeping
 from offramp.server.settings import Settings

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from offramp.runtime.online.limits import Limits
+from offramp.runtime.online.online import Limits
 from offramp.runtime.online.store.served import Served
 from offramp.runtime.online.store.store import Store
 

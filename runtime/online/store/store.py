@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 from offramp.runtime.arrays.class_numbers import class_numbers
 from offramp.runtime.errors import InputError, OfframpError, StoreError
-from offramp.runtime.online.limits import Limits
+from offramp.runtime.online.online import Limits
 from offramp.runtime.online.store import control, keeping, labelling, reading
 from offramp.runtime.online.store.control import Decision, Draft, Lease, State, Version
 from offramp.runtime.online.store.database import Database

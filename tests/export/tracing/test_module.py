@@ -207,12 +207,6 @@ def test_a_part_that_is_the_same_in_training_needs_no_other_mode(tmp_path, part)
     assert part.training
 
 
-def test_what_is_no_module_is_named(tmp_path):
-    for model, kind in ((Plain, "type"), (lambda x: [x], "function"), (None, "NoneType")):
-        with pytest.raises(ExportError, match=rf"model is a {kind}: expected a torch\.nn\.Module, or the path of"):
-            export_bundle(model, {"x": torch.randn(3, 8)}, tmp_path / "b")
-
-
 class Early(Plain):
     """Leaves by itself where `sure` says so."""
 

@@ -7,7 +7,7 @@ import time
 import pytest
 from kept_rows import opened, rows
 from offramp.runtime.errors import InputError, StoreError
-from offramp.runtime.online.limits import Limits
+from offramp.runtime.online.online import Limits
 from offramp.runtime.online.store.writer import Task, Writer
 
 
