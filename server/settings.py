@@ -59,7 +59,7 @@ class Settings(BaseSettings):
         None, description="what is done with labels; default: as that file says, which begins with observe"
     )
     recalibration_shadow: float = Field(
-        0.01, ge=0, le=1, description="share of the rows that leave early to be run to the end after their answer"
+        0.002, ge=0, le=1, description="share of the rows that leave early to be run to the end after their answer"
     )
     recalibration_share: float = Field(
         1.0, gt=0, le=1, description="most of the rows that judge a candidate that one client may have labelled"

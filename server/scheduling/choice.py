@@ -37,7 +37,10 @@ class Ways:
         runs = self._executor.gives_every_exit if self._keeps else self._executor.runs_cascade_graph
         if self._manifest.cascade is not None and runs and exits > 1:
             whole = Gate(OperatingPoint((*[0.0] * (exits - 1), -math.inf)), exits)
-            self._graph = GraphWay(self._executor, Route(self._manifest, whole), padding, keeps=self._keeps)
+            route = Route(self._manifest, whole)
+            self._graph = GraphWay(self._executor, route, padding, keeps=self._keeps)
+            # By a way of their own shadow runs are in nobody's batch: each lasts as long as its slowest row.
+            self._behind = GraphWay(self._executor, route, padding, keeps=self._keeps)
         self._stages: dict[tuple[int, ...], StageWay] = {}
         self._alone: dict[int, AloneWay] = {}
         early = {j for point in points.points.values() for j in point.exits[:-1]}
@@ -85,7 +88,7 @@ class Ways:
         if len(route.stages) == 1 and not job.anytime:
             return self._stage_way(route.gate.point.exits)
         if self._graph is not None and self.through_graph and route.threshold_inputs is not None and not job.anytime:
-            return self._graph
+            return self._graph if job.query.seen is None else self._behind
         exits = route.gate.point.exits
         return self._stage_way(self._shared if set(exits) <= set(self._shared) else exits)
 
