@@ -26,7 +26,7 @@ _LEAST_BATCH = 16
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """How heads are trained. The defaults were chosen on CLINC150 and hold from hundreds to millions of rows.
+    """How heads are trained.
 
     teaching: the share of the loss that is the divergence from the last exit's answer; the rest is that from the label.
     Rows without a label have the first alone. batch: rows a step, fewer where there are few. steps: of the optimiser,
