@@ -17,6 +17,8 @@ from offramp.server.query import Answer, Group, Query
 from offramp.server.scheduling.job import Job
 from offramp.server.scheduling.outcome import Left
 
+KEPT_WITHIN = 1.0
+"""Seconds in which an answered row is on the disk, where labels that come to any engine find it."""
 _LAST = 25  # levels of priority are half seconds: everybody who comes in the next ten goes first
 _PATIENCE = 60.0  # seconds in which a row is run to the end, or isn't
 _AT_ONCE = 256  # rows on their way to the store

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter
 from offramp.runtime.online.online import Limits, Online
 from offramp.server.dataplane import DataPlane
-from offramp.server.recalibration.keeping import Keeping
+from offramp.server.recalibration.keeping import KEPT_WITHIN, Keeping
 from offramp.server.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def online_of(settings: Settings) -> Online | None:
             bytes=settings.kept_bytes,
             days=settings.kept_days,
             unflushed=settings.kept_unflushed,
+            seconds=KEPT_WITHIN,
             durable=settings.kept_durably,
         ),
     )

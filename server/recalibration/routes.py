@@ -10,10 +10,12 @@ import msgspec
 from fastapi import APIRouter
 from offramp.runtime.errors import InputError, NotLeader, StoreError
 from offramp.runtime.online.learning import Learning
+from offramp.runtime.online.store.labelling import Outcome
 from offramp.server.dataplane import DataPlane
 from offramp.server.errors import Conflict, Unavailable
 from offramp.server.protocols.openapi import documented
 from offramp.server.recalibration.follower import Follower
+from offramp.server.recalibration.keeping import KEPT_WITHIN
 from offramp.server.recalibration.risk_metrics import RiskMetrics
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,6 +26,7 @@ ASSUMES = (
     "those rows alone that labels are asked for."
 )
 _DECISIONS = 100
+_AGAIN = 1.5 * KEPT_WITHIN  # seconds until a row that nobody knows is asked for once more
 _log = logging.getLogger("uvicorn.error.offramp")
 
 
@@ -118,18 +121,12 @@ def routes(plane: DataPlane, learning: Learning, follower: Follower, metrics: Ri
         for k, one in enumerate(labels):
             if not 0 <= one.index < 2**31:
                 raise InputError(f"labels[{k}].index is {one.index}, expected a row's place in its request, 0 or more.")
-        outcomes = await _off_loop(
-            lambda: (
-                learning.label(
-                    [one.request_id for one in labels],
-                    [one.index for one in labels],
-                    [one.label for one in labels],
-                    _key(request),
-                )
-                if labels
-                else []
-            )
-        )
+        outcomes = await give(labels, _key(request))
+        unknown = [k for k, outcome in enumerate(outcomes) if outcome == Outcome.UNKNOWN]
+        if unknown:  # another engine may have answered them just now
+            await asyncio.sleep(_AGAIN)
+            for k, outcome in zip(unknown, await give([labels[k] for k in unknown], _key(request)), strict=True):
+                outcomes[k] = outcome
         metrics.labelled(outcomes)
         return _json(FeedbackResponse(outcomes=[str(one) for one in outcomes]))
 
@@ -162,6 +159,12 @@ def routes(plane: DataPlane, learning: Learning, follower: Follower, metrics: Ri
         """Let nothing change by itself, or let it again."""
         asked = await plane.read(request, FreezeRequest)
         return await decided(lambda: learning.freeze(asked.frozen, by=_named(asked)))
+
+    async def give(labels: list[Label], key: str) -> list[Outcome]:
+        if not labels:
+            return []
+        names, numbers = [one.request_id for one in labels], [one.index for one in labels]
+        return await _off_loop(lambda: learning.label(names, numbers, [one.label for one in labels], key))
 
     async def decided(decide: Callable[[], Any]) -> Response:
         await _off_loop(decide)
