@@ -11,6 +11,7 @@ import torch
 from offramp.runtime import Cascade, OperatingPoint
 from offramp.runtime.jobs import Budget, calibrate, record
 
+pytestmark = pytest.mark.slow
 TOLERANCE = 5e-4
 
 

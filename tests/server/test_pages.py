@@ -1,7 +1,9 @@
 import re
 from urllib.parse import urljoin
 
+import httpx
 import pytest
+from offramp.runtime import Cascade, Online
 
 
 @pytest.mark.parametrize("page", ["/", "/try", "/docs"])
@@ -28,9 +30,12 @@ def test_a_browser_that_asks_for_an_icon_by_itself_gets_the_same_one(client):
     assert icon.content == client.get("/static/icon.svg").content
 
 
-def test_the_live_page_reads_only_metrics_that_exist(client):
-    exported = client.get("/metrics").text
-    named = re.findall(r'"(offramp_\w+)"|\.(offramp_\w+)', client.get("/static/live.js").text)
+def test_the_live_page_reads_only_metrics_that_exist(rows_bundle, tmp_path, serve):
+    pytest.importorskip("sqlalchemy")
+    kept = Online(tmp_path / "kept.db")
+    with Cascade.load(rows_bundle, threads=1, recalibration=kept) as cascade, serve(cascade) as server:
+        exported, script = (httpx.get(f"{server.url}{path}").text for path in ("/metrics", "/static/live.js"))
+    named = re.findall(r'"(offramp_\w+)"|\.(offramp_\w+)', script)
     names = {a or b for a, b in named}
     assert len(names) > 5
     for name in names:

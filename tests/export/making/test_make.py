@@ -56,6 +56,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_before_each_of_its_steps_goes_on_there_to_the_same_result(home, monkeypatch, capsys):
     assert main(arguments(home, "expected")) == 0
     do = Steps.do
