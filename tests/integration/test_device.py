@@ -37,6 +37,7 @@ def compare(bundle, inputs, batch_rows: int) -> None:
             np.testing.assert_allclose(got.score, want.score, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_minilm_answers_on_a_device_as_on_the_cpu(minilm_bundle, clinc_test):
     rows = slice(0, 150)
     compare(minilm_bundle, {name: clinc_test[name][rows] for name in ("input_ids", "attention_mask")}, 64)

@@ -70,6 +70,7 @@ def check(found, golden):
     assert "within chance" in found.verdict
 
 
+@pytest.mark.slow
 def test_the_audit_reproduces_the_golden_gaps(shared, golden, tmp_path):
     """The last exit of the records its owner kept."""
     with np.load(shared("models/ar_vit_cifar10/records.npz")) as kept:
