@@ -85,7 +85,8 @@ class Attended:
         """Another timeout, from the same beginning."""
         self.patience.allow(seconds)
         if self._looked or seconds < _UNHEARD:
-            self._look_in(self.patience.left)
+            # Where nobody listens yet, because the body took its time, that mustn't be put off.
+            self._look_in(self.patience.left if self._hearing is not None else _UNHEARD)
 
     def _look_in(self, seconds: float) -> None:
         self._timer.cancel()

@@ -79,6 +79,19 @@ def test_a_client_that_hangs_up_is_heard(reading, leaves):
         run(scene)
 
 
+def test_a_client_whose_body_took_its_time_is_heard_when_it_hangs_up():
+    async def scene(request, client):
+        with Attended(request, Patience(60)) as attended:
+            await asyncio.sleep(0.05)  # the body is still coming at the first look
+            attended.work(Patience(60))
+            attended.allow(60)
+            client.set_result(None)
+            await asyncio.sleep(30)
+
+    with pytest.raises(ClientGone):
+        run(scene)
+
+
 def test_what_ends_in_time_leaves_no_timer_and_no_task():
     async def scene(request, _):
         with Attended(request, Patience(60)) as attended:
