@@ -17,6 +17,7 @@ from offramp.runtime.errors import ExportError, InputError
 from offramp.runtime.execution.call import Call, not_again
 from offramp.runtime.execution.cpu.memory import release_freed
 from offramp.runtime.execution.executor import open_executor
+from offramp.runtime.inputs import sizes_of
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.predictions import Records, Seen
 
@@ -95,20 +96,10 @@ def check_segments(bundle: Bundle, states: Sequence[Mapping[str, Any]], toleranc
                 if not apart <= tolerance:
                     raise ExportError(
                         f"{segment.file}: {name!r} differs by {apart:.2g} of its spread from what its blocks give "
-                        f"at the sizes {_sizes(bundle, made)}: the bundle wasn't written."
+                        f"at the sizes {sizes_of(made, bundle.manifest)}: the bundle wasn't written."
                     )
         alone.close()
         release_freed()
-
-
-def _sizes(bundle: Bundle, state: Mapping[str, Any]) -> dict[str, int]:
-    """What the symbolic axes of these inputs are."""
-    return {
-        axis: state[given.name].shape[k]
-        for given in bundle.manifest.inputs
-        for k, axis in enumerate(given.shape)
-        if isinstance(axis, str)
-    }
 
 
 def verify_cascade_graph(folder: Path, probe: Probe, reference: Reference, company: Company) -> None:

@@ -80,6 +80,16 @@ def rows_of(arrays: Mapping[str, NDArray[Any]], manifest: Manifest, start: int, 
     }
 
 
+def sizes_of(arrays: Mapping[str, NDArray[Any]], manifest: Manifest) -> dict[str, int]:
+    """The size of every symbolic axis of checked inputs."""
+    return {
+        axis: arrays[given.name].shape[k]
+        for given in manifest.inputs
+        for k, axis in enumerate(given.shape)
+        if isinstance(axis, str)
+    }
+
+
 def made_up_inputs(manifest: Manifest, sizes: Mapping[str, int]) -> Arrays:
     """Inputs of the model's types and these axis sizes: normal floats, ones for integers. For time, not for answers."""
     rng = np.random.default_rng(0)

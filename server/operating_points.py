@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter
 from offramp.runtime.bundle import encode_number
+from offramp.runtime.calibration_file import Calibration
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
 from offramp.runtime.points import OperatingPoint
@@ -29,18 +30,21 @@ class OperatingPoints:
         self.version = 0
         self._cascade = cascade
         self._own = cascade.calibration.points.get(self.default) != cascade.operating_point
-        self._calibration = cascade.calibration
         self._ready: dict[tuple[str, int], Cascade] = {}
 
     @property
     def points(self) -> Mapping[str, OperatingPoint]:
-        """By name."""
-        if self.learning is not None and self.learning.version != self.version:
-            self.version, self._calibration = self.learning.in_force
-            self._ready = {}
+        """By name. Any thread may look."""
+        return self._points_of(self._in_force[1])
+
+    @property
+    def _in_force(self) -> tuple[int, Calibration]:
+        return (0, self._cascade.calibration) if self.learning is None else self.learning.in_force
+
+    def _points_of(self, calibration: Calibration) -> Mapping[str, OperatingPoint]:
         if self._own:
-            return {**self._calibration.points, self.default: self._cascade.operating_point}
-        return self._calibration.points
+            return {**calibration.points, self.default: self._cascade.operating_point}
+        return calibration.points
 
     def choose(self, name: str | None, max_exit: int | None) -> tuple[str, int]:
         """The point and the last exit for a request. Raises InputError naming the field that is wrong."""
@@ -53,23 +57,30 @@ class OperatingPoints:
         return chosen, last if max_exit is None else max_exit
 
     def cascade(self, name: str, max_exit: int) -> Cascade:
-        """The cascade at what `choose` chose. There are at most points × exits of them, so all are kept."""
-        key, points = (name, max_exit), self.points
+        """The cascade at what `choose` chose. There are at most points × exits of them, so all are kept.
+
+        One thread asks, the engine's event loop: in the others nothing changes.
+        """
+        version, calibration = self._in_force
+        if version != self.version:
+            self.version, self._ready = version, {}
+        key = name, max_exit
         if key not in self._ready:
-            self._ready[key] = self._at(self._calibration.stopping_at(points[name], max_exit))
+            point = calibration.stopping_at(self._points_of(calibration)[name], max_exit)
+            self._ready[key] = self._at(point, calibration)
         return self._ready[key]
 
     def whole(self) -> Cascade:
         """The cascade for rows that are run to the end with every exit looked at."""
         if _WHOLE not in self._ready:
             open_ = OperatingPoint((*[0.0] * (len(self.exits) - 1), -math.inf)).out_of_reach()
-            self._ready[_WHOLE] = self._at(open_)
+            self._ready[_WHOLE] = self._at(open_, self._in_force[1])
         return self._ready[_WHOLE]
 
-    def _at(self, point: OperatingPoint) -> Cascade:
+    def _at(self, point: OperatingPoint, calibration: Calibration) -> Cascade:
         """A cascade that keeps nothing by itself."""
         root = self._cascade
-        return type(root)(root.bundle, self._calibration, point, root.executor, batch_rows=root.batch_rows)
+        return type(root)(root.bundle, calibration, point, root.executor, batch_rows=root.batch_rows)
 
     def describe(self) -> dict[str, Any]:
         manifest = self._cascade.manifest

@@ -12,7 +12,7 @@ from offramp.export.making.make import Asked, make_bundle
 from offramp.export.training.cli import add_recipe, recipe_of
 from offramp.runtime.bundle import MANIFEST
 from offramp.runtime.cli.calibrate import table
-from offramp.runtime.cli.options import DATA, below_one
+from offramp.runtime.cli.options import DATA, add_resumed_out, below_one
 from offramp.runtime.cli.progress import bar
 from offramp.runtime.errors import InputError
 from offramp.runtime.files import check_new_folder
@@ -39,13 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="early exits to keep, such as 0,2 (default: those that pay, by times measured here)",
     )
     parser.add_argument("--seconds", type=float, default=20.0, help="for measuring the result; 0 doesn't (default: 20)")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        help="folder for the bundle; it appears when it's whole; a run that was cut short goes on from there",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    add_resumed_out(parser, "the bundle")
     add_recipe(parser)
 
 

@@ -8,7 +8,7 @@ from offramp.export.attaching.folder import load_attached, write_attached
 from offramp.export.cli import call
 from offramp.export.training.fit import Recipe
 from offramp.export.training.train import summary, table, train_heads
-from offramp.runtime.cli.options import DATA, below_one, seed
+from offramp.runtime.cli.options import DATA, add_resumed_out, below_one, seed
 from offramp.runtime.cli.progress import bar
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.recording.unfinished import unfinished
@@ -17,13 +17,7 @@ from offramp.runtime.jobs.recording.unfinished import unfinished
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("attached", type=Path, help="folder written by `offramp attach`")
     parser.add_argument("data", type=Path, help=f"training rows, labelled or not. {DATA}")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        help="folder for the trained heads; it appears when it's whole; a run that was cut short goes on from there",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    add_resumed_out(parser, "the trained heads")
     add_recipe(parser)
 
 

@@ -25,6 +25,17 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="threads a block may use (default: what the machine allows)")
 
 
+def add_resumed_out(parser: argparse.ArgumentParser, what: str) -> None:
+    """Where a command that goes on where it was cut short writes to. what: that the folder is for."""
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help=f"folder for {what}; it appears when it's whole; a run that was cut short goes on from there",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+
+
 def add_nonfinite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-nonfinite", action="store_true", help="let NaN and infinity in float inputs pass")
 

@@ -13,6 +13,7 @@ from offramp.runtime.cascade import Cascade
 from offramp.runtime.cli.options import DATA, add_nonfinite, add_runtime
 from offramp.runtime.cli.output import print_json
 from offramp.runtime.errors import InputError
+from offramp.runtime.inputs import sizes_of
 from offramp.runtime.jobs.data.sources import open_data
 from offramp.runtime.points import FULL
 from offramp.runtime.predictions import Predictions
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
                     if chunk.labels is not None:
                         seen.add(out, chunk.labels[positions])
                     spent += int(out.flops.sum())
-                    whole += len(out) * int(cascade.row_flops(_sizes(cascade, inputs))[-1])
+                    whole += len(out) * int(cascade.row_flops(sizes_of(inputs, cascade.manifest))[-1])
                 print_json("".join(line.decode() + "\n" for line in lines))
                 start += chunk.rows
             rows += start
@@ -101,12 +102,3 @@ def _line(out: Predictions, row: int, classes: list[str], probabilities: bool) -
 
 def _number(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
-
-
-def _sizes(cascade: Cascade, inputs: dict[str, Any]) -> dict[str, int]:
-    return {
-        axis: inputs[given.name].shape[k]
-        for given in cascade.manifest.inputs
-        for k, axis in enumerate(given.shape)
-        if isinstance(axis, str)
-    }

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from offramp.runtime.cascade import Cascade
-from offramp.runtime.cli.options import DATA, add_nonfinite, add_runtime
+from offramp.runtime.cli.options import DATA, add_nonfinite, add_resumed_out, add_runtime
 from offramp.runtime.cli.progress import bar
 from offramp.runtime.jobs.data.tables import LABELS
 from offramp.runtime.jobs.recording.record import record
@@ -15,13 +15,7 @@ from offramp.runtime.records import read_index
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("data", type=Path, help=DATA)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        help="folder for the records; it appears when it's whole; a run that was cut short goes on from there",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    add_resumed_out(parser, "the records")
     parser.add_argument("--half", action="store_true", help="store logits as float16 where that keeps the ranking")
     add_nonfinite(parser)
     add_runtime(parser)

@@ -11,6 +11,7 @@ from offramp.runtime.bundle import Manifest
 from offramp.runtime.errors import OfframpError
 from offramp.runtime.execution.answers import Ids
 from offramp.runtime.online.learning import Learning
+from offramp.runtime.online.shadow import rows_of
 from offramp.runtime.predictions import Seen
 from offramp.server.patience import Patience
 from offramp.server.query import Answer, Group, Query
@@ -149,7 +150,7 @@ class Keeping:
         for group in query.groups:
             at = np.flatnonzero(drawn[group.positions])
             if len(at):
-                arrays = {name: np.take(array, at, axis=self._axes[name]) for name, array in group.arrays.items()}
+                arrays = rows_of(group.arrays, self._axes, at)
                 numbers = np.arange(len(old), len(old) + len(at))
                 groups.append(Group(arrays, {**group.sizes, "batch": len(at)}, numbers))
                 old += group.positions[at].tolist()

@@ -3,14 +3,9 @@
 import msgspec
 import numpy as np
 import pytest
+from asking import predict
 
 OUTCOMES = ("accepted", "duplicate", "conflicting", "late", "unknown")
-
-
-def predict(client, rows, **fields):
-    reply = client.post("/v1/predict", json={"instances": [row.tolist() for row in rows], **fields})
-    assert reply.status_code == 200, reply.text
-    return reply.json()
 
 
 def feedback(client, body):

@@ -5,14 +5,9 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+from asking import predict
 from offramp.runtime.online.gauges import measure
 from prometheus_client.parser import text_string_to_metric_families
-
-
-def predict(client, rows, **fields):
-    reply = client.post("/v1/predict", json={"instances": [row.tolist() for row in rows], **fields})
-    assert reply.status_code == 200, reply.text
-    return reply.json()
 
 
 def label(client, answer, labels):

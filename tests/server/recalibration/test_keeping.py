@@ -3,12 +3,7 @@
 import httpx
 import numpy as np
 import pytest
-
-
-def predict(client, rows, **fields):
-    reply = client.post("/v1/predict", json={"instances": [row.tolist() for row in rows], **fields})
-    assert reply.status_code == 200, reply.text
-    return reply.json()
+from asking import predict
 
 
 def settle(server, cascade, eventually):
