@@ -26,7 +26,7 @@ import harness
 import numpy as np
 from offramp.runtime import metrics, scores, thresholds
 from offramp.runtime.online import guard
-from offramp.runtime.online.recalibrator import Recalibrator
+from offramp.runtime.online.fitting.recalibrator import Recalibrator
 from offramp.runtime.online.trials import Trials
 from offramp.runtime.online.window import Memory, Window
 from offramp.runtime.points import OperatingPoint
@@ -87,6 +87,7 @@ def joined(first: Window, second: Window) -> Window:
         **{
             name: np.concatenate([getattr(first, name), getattr(second, name)], axis=1 if name in wide else 0)
             for name in vars(first)
+            if name != "seq"  # rows of no store have none
         }
     )
 
@@ -124,8 +125,8 @@ def stream(
     random = np.random.default_rng(seed)
     first = before.draw(random, FITTED)
     bars = thresholds.thresholds_for_shares(before.score[:, first], thresholds.geometric_shares(6, np.log(0.5)))
-    recalibrator = Recalibrator(family, Memory(rows=1500, half_life=400))
-    plain = Recalibrator(family, Memory(rows=10**9, least=1))
+    recalibrator = Recalibrator(family)
+    plain = Recalibrator(family, Memory(rows=10**9, half_life=np.inf, adaptive=False))
     start = OperatingPoint(bars)
     fitted = plain.refit(window(before, first, bars, np.arange(-FITTED, 0.0)), start)
     frozen = start if fitted is None else fitted.point

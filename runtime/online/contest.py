@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+from offramp.runtime.online.fitting.recalibrator import Refit, abstention
 from offramp.runtime.online.guard import judge, open_trial
 from offramp.runtime.online.online import Online
-from offramp.runtime.online.recalibrator import Refit, abstention
 from offramp.runtime.online.trials import OnTrial, Trials
 from offramp.runtime.online.window import Window
 from offramp.runtime.points import OperatingPoint

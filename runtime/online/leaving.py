@@ -17,7 +17,7 @@ from offramp.runtime.errors import InputError
 from offramp.runtime.metrics import paired_difference_interval
 from offramp.runtime.online.betting import spent
 from offramp.runtime.online.contest import KEEPS_PROMISE, ORIGIN, Found
-from offramp.runtime.online.recalibrator import evenly
+from offramp.runtime.online.fitting.recalibrator import evenly
 from offramp.runtime.online.window import Window
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.thresholds import (

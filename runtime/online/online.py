@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from offramp.runtime.errors import InputError
-from offramp.runtime.online.recalibrator import Recalibrator
+from offramp.runtime.online.fitting.recalibrator import Recalibrator
 
 Mode = Literal["off", "observe", "propose", "automatic"]
 MODES: tuple[Mode, ...] = get_args(Mode)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from offramp.runtime.errors import InputError
+from offramp.runtime.online.fitting.recalibrator import Recalibrator, Refit
 from offramp.runtime.online.guard import ALPHA, Decision, Trial, judge, open_trial
-from offramp.runtime.online.recalibrator import Recalibrator, Refit
 from offramp.runtime.online.window import Window
 from offramp.runtime.points import OperatingPoint
 

@@ -10,6 +10,7 @@ from offramp.runtime import arrays, scores
 from offramp.runtime.arrays import Array, Bools, Floats, Ints
 from offramp.runtime.calibration import Calibrator
 from offramp.runtime.errors import InputError
+from offramp.runtime.online.fitting.alike import alike_since
 from offramp.runtime.points import OperatingPoint
 
 _BY_EXIT = ("score", "logits")  # the exits come first there, then the rows
@@ -207,11 +208,13 @@ class Memory:
 
     rows: the newest labelled rows that count, a sliding window. half_life: labelled rows after which a row counts half,
     infinite for a plain sliding window. least: with a smaller effective number, (Σw)²/Σw², nothing is fitted.
+    adaptive: whether rows from before a change in how right answers are, given their confidence, are left out.
     """
 
     rows: int = 10_000
-    half_life: float = np.inf
-    least: int = 200
+    half_life: float = 1000.0
+    least: int = 100
+    adaptive: bool = True
 
     def __post_init__(self) -> None:
         if not (self.rows >= 1 and self.half_life > 0 and self.least >= 1):
@@ -223,6 +226,10 @@ class Memory:
         A half-life that leaves fewer than `least` is stretched until they are as many.
         """
         rows = np.flatnonzero(window.known)[-self.rows :]
+        if self.adaptive:
+            # By the raw score: a reference that changes with the incumbent would take its changes for the rows' own.
+            expected = scores.sigmoid(window.score[window.exit[rows], rows].astype(np.float64))
+            rows = rows[alike_since(window.correct[rows] - expected) :]
         if len(rows) < self.least:
             return None
         age = np.arange(len(rows))[::-1].astype(np.float64)

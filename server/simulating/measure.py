@@ -32,13 +32,14 @@ Timed = tuple[Floats, Floats]
 
 @dataclass(frozen=True)
 class _Asked:
-    """A load, as its client saw it. count: requests that it took turns with."""
+    """A load, as its client saw it. count: requests that it took turns with. open: rather than a closed loop."""
 
     rate: float
     count: int
     since: float
     until: float
     requests: Measured
+    open: bool
 
 
 def measure(
@@ -75,7 +76,7 @@ def measure(
                 carried[name] = closed.carried / closed.seconds
                 if not closed.carried:
                     raise OfframpError(f"{name} answered nothing: {closed.outcomes}.")
-                whole = _asked(closed, carried[name], len(requests))
+                whole = _asked(closed, carried[name], len(requests), open=False)
                 left = max(_LEAST, each * (1 - _CLOSED_SHARE) / len(_SHARES) / turns - _WARM)
                 asked[name] = [whole, *(_open(own, name, carried[name] * share, left, [seed, turn, k], len(requests))
                                for turn in range(turns) for k, share in enumerate(_SHARES))]  # fmt: skip
@@ -85,13 +86,13 @@ def measure(
 
 def _open(own: Clients, name: str, rate: float, seconds: float, seed: Sequence[int], count: int) -> _Asked:
     arrivals = poisson(rate, _WARM + seconds, seed)
-    return _asked(own.open(name, arrivals, seconds=seconds, warm=_WARM), rate, count)
+    return _asked(own.open(name, arrivals, seconds=seconds, warm=_WARM), rate, count, open=True)
 
 
-def _asked(one: Measured, rate: float, count: int) -> _Asked:
+def _asked(one: Measured, rate: float, count: int, *, open: bool) -> _Asked:
     answered = one.due + one.latencies_ms / 1e3
     since, until = (one.due.min(), answered.max()) if len(one.due) else (0.0, 0.0)
-    return _Asked(rate, count, float(since), float(until), one)
+    return _Asked(rate, count, float(since), float(until), one, open)
 
 
 def _times(record: Record, asked: Sequence[_Asked], carried: float, lanes: int) -> PointTimes:
@@ -147,7 +148,7 @@ def _level(turns: Sequence["_Seen"], lines: Sequence[BatchLine], lanes: int) -> 
 
     by_lanes = tuple(ratios(n) for n in range(1, lanes + 1))
     beside = {name: series(name) for name in ("onward", "back", "woken", "turned")}
-    return Level(turns[0].rate, float(starts[-1]), batches=by_lanes, **beside)
+    return Level(turns[0].rate, float(starts[-1]), batches=by_lanes, latencies=all_of("latencies"), **beside)
 
 
 class _Seen:
@@ -159,6 +160,7 @@ class _Seen:
 
     def __init__(self, record: Record, asked: _Asked, lanes: int) -> None:
         self.rate, self.since, self.length = asked.rate, asked.since, asked.until - asked.since
+        self.latencies = asked.requests.latencies_ms / 1e3 if asked.open else np.zeros(0)
         batches = record.batches[np.argsort(record.batches[:, 1], kind="stable")]
         batches = batches[(batches[:, 1] >= asked.since) & (batches[:, 1] <= asked.until)]
         numbers, self.start, self.end, self.thread, self.stage, self.rows, self.flops, self.graph = batches.T

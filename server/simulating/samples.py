@@ -3,7 +3,7 @@
 import bisect
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from offramp.runtime.arrays import Floats
@@ -88,7 +88,8 @@ class Level:
     rate: requests a second. seconds: for which it was looked at, which the series' times are of. onward, back: what a
     request's way to the engine took, and that of its answer. batches: how many times as long as its line says a batch
     took, with that as their key, by how many lanes were busy with it among them. woken, turned: what a lane took to
-    begin a batch, if it slept when rows came, and if rows waited when it had done another.
+    begin a batch, if it slept when rows came, and if rows waited when it had done another. latencies: (n,) seconds of
+    its requests as their client saw them; none of a closed loop.
     """
 
     rate: float
@@ -98,6 +99,7 @@ class Level:
     batches: tuple[Series, ...]
     woken: Series
     turned: Series
+    latencies: Floats = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass(frozen=True)

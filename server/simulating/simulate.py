@@ -4,10 +4,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from offramp.runtime.arrays import Floats
 from offramp.runtime.arrays.cores import usable_cores
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import InputError
@@ -19,11 +21,14 @@ from offramp.server.simulating.bank import Bank
 from offramp.server.simulating.measure import measure
 from offramp.server.simulating.play import Played, Player
 from offramp.server.simulating.played import played_way
+from offramp.server.simulating.residual import Residual, residual
+from offramp.server.simulating.samples import Level
 
 SCHEMA = "offramp-simulation/2"
 SECONDS, MEASURED_SECONDS = 20.0, 45.0
 LOADS: tuple[Load, ...] = (Poisson(share=0.3), Poisson(share=0.6), Poisson(share=0.9))
 _WARM = 1.0
+_AGAIN = 5000  # requests of a measured load that are simulated to see what that is off
 _BEHIND = 0.95
 
 Progress = Callable[[int, int], None]
@@ -96,13 +101,14 @@ def simulate_bench(
             )
             for name in names
         }
+        off = {name: residual(measured[name].levels, partial(_again, players[name], seed)) for name in names}
         lines: list[Line] = []
         notes: list[str] = []
         began, simulated = time.perf_counter(), 0.0
         for done, (load, name) in enumerate([(load, name) for load in loads for name in names]):
             played, load = _play(players[name], load, measured[name].carried, seconds, [seed, done // len(names)])
             simulated += _WARM + played.seconds
-            lines.append(_line(load, name, played, rows))
+            lines.append(_line(load, name, played, rows, off[name]))
             if isinstance(load, Poisson) and (
                 played.carried < _BEHIND * (load.rate or 0.0) * played.seconds
                 or (load.rate or 0.0) > measured[name].carried
@@ -180,8 +186,18 @@ def _play(player: Player, load: Load, carried: float, seconds: float, seed: list
     return player.open(arrivals, warm=_WARM, seconds=seconds, seed=seed), load
 
 
-def _line(load: Load, point: str, played: Played, rows: int) -> Line:
-    there = len(played.latencies) > 0
+def _again(player: Player, seed: int, level: Level) -> Floats:
+    """A load that was measured, simulated: seconds."""
+    seconds = _AGAIN / level.rate
+    arrivals = poisson(level.rate, _WARM + seconds, [seed, round(level.rate)])
+    return player.open(arrivals, warm=_WARM, seconds=seconds, seed=seed).latencies
+
+
+def _line(load: Load, point: str, played: Played, rows: int, off: Residual) -> Line:
+    latencies = played.latencies
+    if not isinstance(load, Closed):
+        latencies = off.corrected(latencies, len(latencies) / played.seconds)
+    there = len(latencies) > 0
     return {
         "load": load.name,
         "kind": type(load).__name__.lower(),
@@ -190,10 +206,7 @@ def _line(load: Load, point: str, played: Played, rows: int) -> Line:
         "point": point,
         "requests_per_second": played.carried / played.seconds,
         "rows_per_second": rows * played.carried / played.seconds,
-        **{
-            f"p{q * 100:.0f}_ms": float(np.quantile(played.latencies, q)) * 1e3 if there else None
-            for q in (0.5, 0.9, 0.99)
-        },
+        **{f"p{q * 100:.0f}_ms": float(np.quantile(latencies, q)) * 1e3 if there else None for q in (0.5, 0.9, 0.99)},
         "lanes_busy": played.busy,
         "batch_rows": played.batch_rows,
         "refused": played.refused,

@@ -7,7 +7,7 @@ from offramp.runtime.bundle import read_bundle
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.data.labelled_rows import FEWEST_ROWS
 from offramp.runtime.jobs.data.opened import OpenedRecords
-from offramp.runtime.online.recalibrator import evenly
+from offramp.runtime.online.fitting.recalibrator import evenly
 from offramp.runtime.online.window import capped
 from offramp.runtime.predictions import Records
 

@@ -9,8 +9,8 @@ from offramp.runtime import Cascade, InputError, Online, OperatingPoint, sample
 from offramp.runtime.calibration_file import Calibration, write_calibration
 from offramp.runtime.errors import NotLeader
 from offramp.runtime.files import seal
+from offramp.runtime.online.fitting.recalibrator import Recalibrator
 from offramp.runtime.online.learning import Learning
-from offramp.runtime.online.recalibrator import Recalibrator
 
 pytest.importorskip("sqlalchemy")
 pytest.importorskip("alembic")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from offramp.runtime import Cascade, InputError, Online, OperatingPoint, metrics, sample
+from offramp.runtime.online.fitting.recalibrator import Recalibrator
 from offramp.runtime.online.gauges import measure
-from offramp.runtime.online.recalibrator import Recalibrator
 from offramp.runtime.online.shadow import MOST_BYTES, MOST_ROWS, Shadow, ShadowRuns, Waiting
 
 X, Y = sample.heldout()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from offramp.runtime import calibration
 from offramp.runtime.errors import InputError
-from offramp.runtime.online.recalibrator import Recalibrator
+from offramp.runtime.online.fitting.recalibrator import Recalibrator
 from offramp.runtime.online.trials import Trials
 from offramp.runtime.online.window import Memory
 from offramp.runtime.points import OperatingPoint

@@ -64,7 +64,7 @@ def test_memory_slides_and_fades_but_never_below_its_least():
     logits, label = made_up(1000)
     window = served(logits, label, BARS, labelled=0.5)
     known = int(window.known.sum())
-    rows, weights = Memory(rows=300, least=100).recall(window)
+    rows, weights = Memory(rows=300, half_life=np.inf, least=100).recall(window)
     assert len(rows) == 300
     assert (weights == 1).all()
     assert rows.time[-1] == window.time[window.known][-1]

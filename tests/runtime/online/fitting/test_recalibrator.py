@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from offramp.runtime import calibration, scores
 from offramp.runtime.errors import InputError
-from offramp.runtime.online import recalibrator
+from offramp.runtime.online.fitting import recalibrator
+from offramp.runtime.online.fitting.recalibrator import Recalibrator
 from offramp.runtime.online.leaving import hold_drop, hold_risk, hold_shares
-from offramp.runtime.online.recalibrator import Recalibrator
 from offramp.runtime.online.window import Memory
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.thresholds import leave_at
@@ -18,6 +18,7 @@ from served_rows import made_up, served
 
 BARS = (2.0, 2.0, -np.inf)
 POINT = OperatingPoint(BARS, abstain_below=-1.0)
+WHOLE = Memory(half_life=np.inf, adaptive=False)
 OFFLINE = {
     "rank_preserving": calibration.RankPreservingPower,
     "rank_preserving_isotonic": calibration.RankPreservingIsotonic,
@@ -39,7 +40,7 @@ def test_a_refit_is_the_offline_fit_on_the_rows_that_reach_each_exit(method, wei
     logits, label = skewed()
     asked = np.where(np.arange(5000) % 2, 0.5, 1.0) if weighted else None
     window = served(logits, label, BARS, labelled=0.8, shadow=0.5, asked=asked)
-    found = Recalibrator(method).refit(window, POINT)
+    found = Recalibrator(method, memory=WHOLE).refit(window, POINT)
     assert found.point.thresholds == BARS
     assert found.after == window.time[window.known][-1]
     for j, made in enumerate(found.point.calibrators):
@@ -66,20 +67,29 @@ def test_the_same_from_ten_thousand_gathered_scores():
     )
 
 
-def test_exits_with_few_rows_are_pooled_or_stay_as_they_were():
+def test_an_exit_with_few_rows_borrows_what_it_lacks_or_stays_as_it_was():
     logits, label = made_up(1000)
     bars = (0.0, 3.0, -np.inf)
     window = served(logits, label, bars)
-    counts = [int((window.exit >= j).sum()) for j in range(3)]
+    reached = [window.exit >= j for j in range(3)]
+    counts = [int(rows.sum()) for rows in reached]
     assert counts[1] < 200
     point = OperatingPoint(bars, calibrators=calibration.fit_exits("platt", logits, label, np.full(1000, 2)))
-    pooled = Recalibrator(least=200).refit(window, point)
-    assert pooled.rows == (1000, counts[1] + counts[2], counts[1] + counts[2])
-    assert pooled.point.calibrators[1] == pooled.point.calibrators[2]
-    kept = Recalibrator(least=400).refit(window, point)
-    assert kept.rows == (1000, 0, 0)
-    assert kept.point.calibrators[1:] == point.calibrators[1:]
-    assert Recalibrator(least=2000, memory=Memory(least=100)).refit(window, point) is None
+    found = Recalibrator(least=200, memory=WHOLE).refit(window, point)
+    assert found.rows == (1000, sum(counts), sum(counts))
+    for j in (1, 2):
+        score = np.concatenate([window.score[k, reached[k]] for k in range(3)])
+        right = np.concatenate([window.tops[k, reached[k]] == label[reached[k]] for k in range(3)])
+        borrowed = (200 - counts[j]) / (sum(counts) - counts[j])
+        weights = np.concatenate([np.full(counts[k], 1.0 if k == j else borrowed) for k in range(3)])
+        assert weights.sum() == pytest.approx(200)
+        plain = calibration.RankPreservingPower().fit_scores(score, right, window.classes, weights=weights)
+        assert found.point.calibrators[j].alpha_ == pytest.approx(plain.alpha_, rel=1e-3)
+    assert found.point.calibrators[1] != found.point.calibrators[2]
+    kept = Recalibrator(least=1500, memory=WHOLE).refit(window, point)
+    assert kept is None
+    deep = Recalibrator(least=1001 + counts[1], memory=WHOLE).refit(window, point)
+    assert deep.rows[2] == sum(counts)
     assert Recalibrator(memory=Memory(least=2000)).refit(window, point) is None
 
 
@@ -88,10 +98,19 @@ def test_what_is_old_counts_less():
     window = served(np.concatenate([before[0], after[0]], axis=1), np.concatenate([before[1], after[1]]), BARS)
     temperatures = [
         Recalibrator("temperature", memory=memory).refit(window, POINT).point.calibrators[0].temperature_
-        for memory in (Memory(), Memory(half_life=150), Memory(rows=2000))
+        for memory in (WHOLE, replace(WHOLE, half_life=150), replace(WHOLE, rows=2000))
     ]
     assert temperatures[0] + 0.5 < temperatures[1]
     assert temperatures[1] == pytest.approx(temperatures[2], abs=0.3)
+
+
+@pytest.mark.parametrize("method", OFFLINE)
+def test_what_was_before_a_change_is_left_out_as_soon_as_it_is_seen(method):
+    before, after = made_up(3000, sharp=1.0, seed=1), made_up(1000, sharp=3.0, seed=2)
+    window = served(np.concatenate([before[0], after[0]], axis=1), np.concatenate([before[1], after[1]]), BARS)
+    found = Recalibrator(method).refit(window, POINT)
+    assert found.rows[0] == pytest.approx(1000, abs=100)
+    assert Recalibrator(method, memory=Memory(adaptive=False)).refit(window, POINT).rows[0] == 4000
 
 
 def test_a_client_that_lies_about_one_class_moves_it_little():
@@ -179,7 +198,8 @@ def test_a_server_without_scipy_can_do_all_of_it():
     code = (
         "import sys\nsys.modules['scipy'] = None\nimport numpy as np\n"
         "from served_rows import made_up, served\n"
-        "from offramp.runtime.online import alarms, contest, gauges, guard, leaving, recalibrator, trials\n"
+        "from offramp.runtime.online import alarms, contest, gauges, guard, leaving, trials\n"
+        "from offramp.runtime.online.fitting import recalibrator\n"
         "from offramp.runtime.points import OperatingPoint\n"
         "bars = (2.0, 2.0, -np.inf)\nwindow, point = served(*made_up(3000), bars), OperatingPoint(bars)\n"
         "for method in recalibrator.METHODS:\n"
@@ -194,7 +214,7 @@ def test_a_server_without_scipy_can_do_all_of_it():
         "leaving.rederive(window, point, [1., 2., 3.], leaving.Aim.of('risk', point, 1))\n"
         "print('done')"
     )
-    support = str(Path(__file__).parents[2] / "support")
+    support = str(Path(__file__).parents[3] / "support")
     environment = {**os.environ, "PYTHONPATH": support}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     assert done.stdout.strip() == "done", done.stderr

@@ -1,5 +1,6 @@
 """New calibrators from labels that came back: each exit's fitted on the rows that reach it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -9,7 +10,7 @@ from offramp.runtime.arrays import Bools, Floats, Ints
 from offramp.runtime.calibration import Calibrator, RankPreservingIsotonic, RankPreservingPower
 from offramp.runtime.errors import InputError
 from offramp.runtime.online.betting import spent
-from offramp.runtime.online.tables import RowTables, fit_cwmcs, fit_temperature
+from offramp.runtime.online.fitting.tables import RowTables, fit_cwmcs, fit_temperature
 from offramp.runtime.online.window import Memory, Window, capped, effective_rows
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.thresholds import SelectiveRisk, sgr_of_any
@@ -44,14 +45,14 @@ class Recalibrator:
 
     method: "rank_preserving" (the power family), "rank_preserving_isotonic", "cwmcs", "temperature". memory: how far
     back it looks. share: of the weight that one key may have, in all and of the rows answered with any one class.
-    least: an exit with fewer rows is pooled with the deeper ones, or keeps the incumbent's calibrator. shrinkage: κ of
-    cwMCS's n_k/(n_k + κ).
+    least: an exit with fewer rows borrows what it lacks from the other exits', or keeps the incumbent's calibrator if
+    they have less. shrinkage: κ of cwMCS's n_k/(n_k + κ).
     """
 
     method: Method = "rank_preserving"
     memory: Memory = field(default_factory=Memory)
     share: float = 1.0
-    least: int = 200
+    least: int = 60
     shrinkage: float = 30.0
 
     def __post_init__(self) -> None:
@@ -77,31 +78,27 @@ class Recalibrator:
         weights = capped(whole, rows.key, rows.served, self.share)
         calibrators = [incumbent.calibrator(j) for j in range(window.exits)]
         counts = [0] * window.exits
-        for exits, fit in self._groups(rows, weights, incumbent):
-            pairs = [_At.of(rows, j, weights) for j in fit]
-            made = self._fit(pairs, window.classes)
-            for j in exits:
-                calibrators[j] = made
-                counts[j] = sum(len(one.rows) for one in pairs)
+        pairs = {j: _At.of(rows, j, weights) for j in incumbent.exits}
+        for j, at in pairs.items():
+            others = [one for k, one in pairs.items() if k != j]
+            if (borrowed := self._borrowed(len(at.rows), others)) is not None:
+                calibrators[j] = self._fit([at, *borrowed], window.classes)
+                counts[j] = sum(len(one.rows) for one in (at, *borrowed))
         if not any(counts):
             return None
         lost = 1.0 - float(weights.sum() / whole.sum())
         point = replace(incumbent, calibrators=tuple(calibrators), expected={}, provenance={})
         return Refit(point, float(rows.time[-1]), tuple(counts), effective_rows(weights), lost)
 
-    def _groups(
-        self, rows: Window, weights: Floats, incumbent: OperatingPoint
-    ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """(exits to serve, exits to fit on): each open exit alone, but those with too few rows together."""
-        enough, few, pooled = [], [], 0
-        for j in incumbent.exits:
-            count = int((usable(rows, j) & (weights > 0)).sum())
-            if count >= self.least:
-                enough.append(((j,), (j,)))
-            else:
-                few.append(j)
-                pooled += count
-        return [*enough, (tuple(few), tuple(few))] if few and pooled >= self.least else [*enough]
+    def _borrowed(self, own: int, others: "Sequence[_At]") -> "list[_At] | None":
+        """What an exit with too few rows gets of the others': as much weight as it lacks. None if they have less."""
+        if own >= self.least:
+            return []
+        there = sum(len(one.rows) for one in others)
+        lacking = self.least - own
+        if there < lacking:
+            return None
+        return [replace(one, weights=one.weights * (lacking / there)) for one in others if len(one.rows)]
 
     def _fit(self, pairs: "list[_At]", classes: int) -> Calibrator:
         w = np.concatenate([one.weights for one in pairs])
