@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -65,15 +66,35 @@ def _column(
 
 def keep(connection: sa.Connection, source: Source, values: Sequence[Mapping[str, Any]]) -> int:
     """Insert rows; how many. A name that is there already keeps what it has."""
-    rows: dict[Name, Mapping[str, Any]] = {}
-    for row in values:
-        rows.setdefault((row["request"], row["row"]), row)
-    for name in find_rows(connection, source, list(rows)):
-        del rows[name]
-    if rows:
-        connection.execute(sa.insert(served), list(rows.values()))
-        _count(connection, source, len(rows), sum(row["size"] for row in rows.values()))
-    return len(rows)
+    if not values:
+        return 0
+    try:
+        with connection.begin_nested():
+            _insert(connection, values)
+        kept = values
+    except sa.exc.IntegrityError:  # a name came twice, which hardly ever happens: to look first would cost all
+        rows: dict[Name, Mapping[str, Any]] = {}
+        for row in values:
+            rows.setdefault((row["request"], row["row"]), row)
+        for name in find_rows(connection, source, list(rows)):
+            del rows[name]
+        kept = list(rows.values())
+        _insert(connection, kept)
+    if kept:
+        _count(connection, source, len(kept), sum(row["size"] for row in kept))
+    return len(kept)
+
+
+def _insert(connection: sa.Connection, values: Sequence[Mapping[str, Any]]) -> None:
+    """As the driver takes it: SQLAlchemy's way through every value takes three times as long as SQLite itself."""
+    if not values:
+        return
+    statement = sa.insert(served).compile(dialect=connection.dialect, column_keys=list(values[0]))
+    if statement.positional:
+        in_order = itemgetter(*(statement.positiontup or ()))
+        connection.exec_driver_sql(str(statement), [in_order(row) for row in values])
+    else:
+        connection.exec_driver_sql(str(statement), [dict(row) for row in values])
 
 
 def _count(connection: sa.Connection, source: Source, rows: int, bytes: int) -> None:
