@@ -317,9 +317,9 @@ class Cascade:
             raise InputError("this cascade keeps nothing: load it with recalibration=Online(path).")
         return self.learning
 
-    def feedback(self, ids: Sequence[str], labels: Any, *, key: str | None = None) -> list[Any]:
+    def feedback(self, ids: Sequence[str], labels: Any, *, key: str | None = None, asked: Any = None) -> list[Any]:
         """Labels of answered rows, by `Predictions.ids`; as `Learning.feedback`."""
-        return self.recalibration.feedback(ids, labels, key)
+        return self.recalibration.feedback(ids, labels, key, asked)
 
     def _take_up(self, learning: Learning) -> None:
         """Serve the calibration that is in force now. Calls that are under way finish with the one before."""

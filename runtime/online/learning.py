@@ -175,14 +175,17 @@ class Learning:
             )
         )
 
-    def feedback(self, ids: Sequence[str], labels: ArrayLike, key: str | None = None) -> "list[Outcome]":
+    def feedback(
+        self, ids: Sequence[str], labels: ArrayLike, key: str | None = None, asked: ArrayLike | None = None
+    ) -> "list[Outcome]":
         """Give rows their labels, by number or class name; what became of each.
 
-        ids: as predictions have them. key: whoever sends them. Every so many labels it is looked whether they call for
-        another calibration (see `look`), in the caller's thread. Raises InputError, StoreError.
+        ids: as predictions have them. key: whoever sends them. asked: the probability with which each label was sought,
+        where that depends on the row. Every so many labels it is looked whether they call for another calibration (see
+        `look`), in the caller's thread. Raises InputError, StoreError.
         """
         names = [_name(id, at) for at, id in enumerate(ids)]
-        outcomes = self.label([name for name, _ in names], [row for _, row in names], labels, key)
+        outcomes = self.label([name for name, _ in names], [row for _, row in names], labels, key, asked)
         self._new_labels += sum(outcome == "accepted" for outcome in outcomes)
         if self._new_labels >= self._online.every:
             try:
@@ -192,10 +195,15 @@ class Learning:
         return outcomes
 
     def label(
-        self, requests: Sequence[str], rows: Sequence[int], labels: ArrayLike, key: str | None = None
+        self,
+        requests: Sequence[str],
+        rows: Sequence[int],
+        labels: ArrayLike,
+        key: str | None = None,
+        asked: ArrayLike | None = None,
     ) -> "list[Outcome]":
         """Give rows their labels, and no more; as `Store.feedback`."""
-        return self._store.feedback(requests, rows, labels, key)
+        return self._store.feedback(requests, rows, labels, key, asked)
 
     def complete(self, requests: Sequence[str], rows: Sequence[int], seen: Seen) -> None:
         """Add what exits say of rows that were run to the end after their answer. Waits as `keep_as`."""

@@ -32,19 +32,23 @@ _log = logging.getLogger("uvicorn.error.offramp")
 
 class Label(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What a row was. request_id: the answer's, or its header X-Request-ID. index: of the row in its request. label: a
-    class number or a class name."""
+    class number or a class name. asked: the probability with which the label was sought, where it depends on the row's
+    answer: 0.1 if one in ten of the sure ones is looked at."""
 
     request_id: str
     label: int | str
     index: int = 0
+    asked: float = 1.0
 
 
 class FeedbackRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What answered rows were: one of them, by request_id, index (0 if it isn't said) and label, or many in labels."""
+    """What answered rows were: one of them, by request_id, index (0 if it isn't said), label and asked (1 if it isn't
+    said), or many in labels."""
 
     request_id: str | None = None
     label: int | str | None = None
     index: int = 0
+    asked: float = 1.0
     labels: list[Label] | None = None
 
     def all(self) -> list[Label]:
@@ -56,7 +60,7 @@ class FeedbackRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         if self.request_id is None or self.label is None:
             missing = "request_id" if self.request_id is None else "label"
             raise InputError(f"{missing} is missing, expected request_id and label, or labels: a list of such.")
-        return [Label(request_id=self.request_id, label=self.label, index=self.index)]
+        return [Label(request_id=self.request_id, label=self.label, index=self.index, asked=self.asked)]
 
 
 class FeedbackResponse(msgspec.Struct, kw_only=True):
@@ -121,6 +125,8 @@ def routes(plane: DataPlane, learning: Learning, follower: Follower, metrics: Ri
         for k, one in enumerate(labels):
             if not 0 <= one.index < 2**31:
                 raise InputError(f"labels[{k}].index is {one.index}, expected a row's place in its request, 0 or more.")
+            if not 0 < one.asked <= 1:
+                raise InputError(f"labels[{k}].asked is {one.asked}, expected a probability above 0, at most 1.")
         outcomes = await give(labels, _key(request))
         unknown = [k for k, outcome in enumerate(outcomes) if outcome == Outcome.UNKNOWN]
         if unknown:  # another engine may have answered them just now
@@ -164,7 +170,8 @@ def routes(plane: DataPlane, learning: Learning, follower: Follower, metrics: Ri
         if not labels:
             return []
         names, numbers = [one.request_id for one in labels], [one.index for one in labels]
-        return await _off_loop(lambda: learning.label(names, numbers, [one.label for one in labels], key))
+        said, asked = [one.label for one in labels], [one.asked for one in labels]
+        return await _off_loop(lambda: learning.label(names, numbers, said, key, asked))
 
     async def decided(decide: Callable[[], Any]) -> Response:
         await _off_loop(decide)

@@ -22,12 +22,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels as they came: one a name. key: who gave them, None for nobody in particular."""
+    """Labels as they came: one a name. key: who gave them, None for nobody in particular. asked: the probability with
+    which each was sought, None for what the row says."""
 
     names: Sequence[Name]
     labels: Sequence[int]
     key: str | None
     time: float
+    asked: Sequence[float] | None = None
 
 
 def label(connection: sa.Connection, source: Source, given: Labels) -> list[Outcome]:
@@ -38,7 +40,7 @@ def label(connection: sa.Connection, source: Source, given: Labels) -> list[Outc
     labels = {name: line.label for name, line in found.items()}
     key = _labeller(connection, given.key)
     outcomes, changes = [], []
-    for name, said in zip(given.names, given.labels, strict=True):
+    for k, (name, said) in enumerate(zip(given.names, given.labels, strict=True)):
         line = found.get(name)
         if line is None:
             outcomes.append(Outcome.LATE if name in late else Outcome.UNKNOWN)
@@ -46,7 +48,8 @@ def label(connection: sa.Connection, source: Source, given: Labels) -> list[Outc
             outcomes.append(Outcome.LATE)
         elif labels[name] is None:
             labels[name] = said
-            changes.append({"at": line.seq, "label": said, "labelled": given.time, "key": key})
+            sought = {} if given.asked is None else {"asked": given.asked[k]}
+            changes.append({"at": line.seq, "label": said, "labelled": given.time, "key": key, **sought})
             outcomes.append(Outcome.ACCEPTED)
         else:
             outcomes.append(Outcome.DUPLICATE if labels[name] == said else Outcome.CONFLICTING)

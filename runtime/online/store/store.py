@@ -162,12 +162,18 @@ class Store:
         return self._writer.put(Task(late, len(rows), score.nbytes + sum(z.nbytes for z in logits if z is not None)))
 
     def feedback(
-        self, requests: Sequence[str], rows: Sequence[int], labels: ArrayLike, key: str | None = None
+        self,
+        requests: Sequence[str],
+        rows: Sequence[int],
+        labels: ArrayLike,
+        key: str | None = None,
+        asked: ArrayLike | None = None,
     ) -> list[Outcome]:
         """Give N rows their labels, by number or class name; what became of each. On the disk when it returns.
 
         A label may come before its row is on the disk, to the engine that served the row. key: who says so, whatever
-        tells clients apart; only a small number of it is kept. Many labels in one call cost as much as one.
+        tells clients apart; only a small number of it is kept. asked: the probability with which each was sought, (N,)
+        or one for all; every row's that isn't said is 1. Many labels in one call cost as much as one.
         Raises InputError naming the first label that is none, and nothing is kept then; StoreError.
         """
         names = _names(requests, rows)
@@ -177,7 +183,7 @@ class Store:
             raise InputError(f"labels has {len(numbers)} entries, expected {len(names)}: one a row.")
         if (numbers < 0).any():
             raise InputError(f"labels[{int(np.argmax(numbers < 0))}] is missing: send only rows whose label is known.")
-        given = Labels(names, numbers.tolist(), key, time.time())
+        given = Labels(names, numbers.tolist(), key, time.time(), _sought(asked, len(names)))
         outcomes: list[Outcome] = self._do(lambda c: labelling.label(c, self._source, given))
         with self._counting:
             self.counts.feedback.update(outcomes)
@@ -363,6 +369,19 @@ class Store:
                 self._erase = False
         except StoreError as error:  # what was written is written
             _log.warning("%s", error)
+
+
+def _sought(asked: ArrayLike | None, rows: int) -> list[float] | None:
+    if asked is None:
+        return None
+    given = np.asarray(asked, np.float64)
+    if given.shape not in ((), (rows,)):
+        raise InputError(f"asked has the shape {given.shape}, expected one number, or one for each of {rows} labels.")
+    wrong = ~((given > 0) & (given <= 1))
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise InputError(f"asked[{at}] is {given.flat[at]:g}, expected a probability above 0, at most 1.")
+    return [float(one) for one in np.broadcast_to(given, rows)]
 
 
 def _names(requests: Sequence[str], rows: Sequence[int]) -> list[Name]:

@@ -57,6 +57,22 @@ def test_each_label_is_told_what_became_of_it_and_counted(learns, x):
     assert counted == {"accepted": 2, "duplicate": 1, "conflicting": 1, "late": 0, "unknown": 2}
 
 
+def test_a_label_says_with_which_probability_it_was_sought(learns, x):
+    with learns() as (server, cascade), server.client() as client:
+        name = predict(client, x[:4])["request_id"]
+        assert feedback(client, {"request_id": name, "index": 3, "label": 1, "asked": 0.25}) == ["accepted"]
+        many = [
+            {"request_id": name, "index": 0, "label": 1, "asked": 0.5},
+            {"request_id": name, "index": 1, "label": 1},
+        ]
+        assert feedback(client, {"labels": many}) == ["accepted", "accepted"]
+        again = {"request_id": name, "index": 0, "label": 1, "asked": 0.1}
+        assert feedback(client, again) == ["duplicate"]
+        window = cascade.recalibration.window("balanced")
+    assert window.asked[window.known].tolist() == [0.5, 1.0, 0.25]
+    assert window.weights[window.known].tolist() == [2.0, 1.0, 4.0]
+
+
 def test_rows_of_every_protocol_are_kept_by_the_requests_name(learns, x):
     tensor = {"name": "x", "shape": [2, 8], "datatype": "FP32", "data": x[:2].ravel().tolist()}
     lines = {"Accept": "application/x-ndjson", "X-Request-ID": "lines"}
@@ -100,6 +116,8 @@ def test_all_that_is_kept_of_a_request_can_be_deleted(learns, x):
         ({"request_id": "a", "label": "six"}, "labels[0] is 'six'"),
         ({"request_id": "", "label": 1}, "request[0] is ''"),
         ({"request_id": "a", "label": 1, "index": -1}, "labels[0].index is -1"),
+        ({"request_id": "a", "label": 1, "asked": 0}, "labels[0].asked is 0"),
+        ({"labels": [{"request_id": "a", "label": 1, "asked": 1.5}]}, "labels[0].asked is 1.5"),
         ({"request_id": "a", "label": 1, "row": 1}, "unknown field `row`"),
         ({"labels": [{"request_id": "a", "label": 1}, {"request_id": "a"}]}, "missing required field `label`"),
         ([], "Expected `object`"),
