@@ -287,6 +287,27 @@ class Seen:
         made._logits = {exit: logits[rows] for exit, logits in self._logits.items()}
         return made
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the arrays take."""
+        return self.score.nbytes + sum([logits.nbytes for logits in self._logits.values()])
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Seen]") -> "Seen":
+        """What was seen of all rows, in the parts' order. parts: at least one, of as many exits and classes each."""
+        made = cls(len(parts[0].score), 0)
+        made.score = np.concatenate([part.score for part in parts], axis=1)
+        for exit in sorted({exit for part in parts for exit in part._logits}):
+            there = [part._logits.get(exit) for part in parts]
+            classes = next(logits.shape[1] for logits in there if logits is not None)
+            made._logits[exit] = np.concatenate(
+                [
+                    np.zeros((part.score.shape[1], classes), np.float32) if logits is None else logits
+                    for part, logits in zip(parts, there, strict=True)
+                ]
+            )
+        return made
+
     def place(self, ids: NDArray[np.int64], part: "Seen") -> None:
         """Write down what was seen of rows `ids` by themselves."""
         for exit, logits in enumerate(part.logits):

@@ -43,8 +43,10 @@ class Learning:
 
     def __init__(self, online: Online, manifest: Manifest, calibration: Calibration) -> None:
         """calibration: the bundle's own. Raises StoreError, InputError, RuntimeUnavailable without the extra."""
+        from offramp.runtime.online.store.lot import Lot
         from offramp.runtime.online.store.store import Store
 
+        self._lot = Lot
         self._online, self._manifest, self._own = online, manifest, calibration
         self._store = Store.open(
             online.where,
@@ -135,7 +137,7 @@ class Learning:
             row_bytes = sum(a.nbytes for a in inputs.values()) / len(out)
             chance = self.shadow.chance(int(unfinished.sum()), self._runs.room(row_bytes))
             drawn = rows[self.shadow.draw(unfinished, chance)]
-            self.keep_as([request] * len(rows), rows, version, point, out.exit[rows], out.abstain[rows], part, chance)
+            self.keep_as([(request, rows)], version, point, out.exit[rows], out.abstain[rows], part, chance)
             if len(drawn):
                 axes = {one.name: one.batch_axis for one in self._manifest.inputs}
                 names = [(request, row) for row in drawn.tolist()]
@@ -144,8 +146,7 @@ class Learning:
 
     def keep_as(
         self,
-        requests: Sequence[str],
-        rows: NDArray[np.int64],
+        of: Sequence[tuple[str, NDArray[np.int64]]],
         version: int,
         point: str,
         exit: NDArray[np.int32],
@@ -155,25 +156,11 @@ class Learning:
     ) -> None:
         """Keep N answered rows, each by a request and its number there. Never waits, unless it is to be durable.
 
-        version: under which they were answered. shadow: the probability with which a row that lacks any exit's say is
-        run to the end afterwards.
+        of: requests, and which of each one's rows. version: under which they were answered. exit, abstain, seen: of all
+        of them, in that order. shadow: the probability with which a row that lacks any exit's say is run to the end
+        afterwards.
         """
-        from offramp.runtime.online.store.served import Served
-
-        self._store.append(
-            Served(
-                request=requests,
-                row=rows,
-                time=time.time(),
-                version=version,
-                point=point,
-                exit=exit,
-                abstained=abstain,
-                score=seen.score,
-                logits=seen.logits,
-                shadow=np.where(seen.unfinished, shadow, 1.0),
-            )
-        )
+        self._store.append(self._lot(of, time.time(), version, point, exit, abstain, seen, shadow))
 
     def feedback(
         self, ids: Sequence[str], labels: ArrayLike, key: str | None = None, asked: ArrayLike | None = None

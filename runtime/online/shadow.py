@@ -60,7 +60,11 @@ class Shadow:
     def draw(self, unfinished: ArrayLike, chance: float | None = None) -> Bools:
         """(N,) which rows are run to the end, of those that lack an exit. chance: default `share`."""
         lacks = np.asarray(unfinished, bool)
-        return np.asarray(lacks & (self.rng.random(len(lacks)) < (self.share if chance is None else chance)))
+        return np.asarray(lacks & self.hits(len(lacks), self.share if chance is None else chance))
+
+    def hits(self, rows: int, chance: float) -> Bools:
+        """(rows,) which are run to the end if they lack an exit."""
+        return np.asarray(self.rng.random(rows) < chance)
 
 
 @dataclass(frozen=True, eq=False)

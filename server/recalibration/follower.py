@@ -18,7 +18,7 @@ from offramp.server.recalibration.risk_metrics import RiskMetrics
 
 _EVERY = 1.0  # seconds between two looks at what was decided
 _MEASURED_EVERY = (5.0, 60.0)  # seconds between two readings of the window, at least and at most
-_SHARE = 0.005  # of the time that reading it and all that follows may take
+_SHARE = 0.003  # of the time that reading it and all that follows may take
 _log = logging.getLogger("offramp.online")
 
 

@@ -85,13 +85,13 @@ class Keeping:
         """Keep rows of one version and point."""
         # Without room nobody is drawn: to leave out some who were would be to choose.
         share = self._shadow.share if len(self._running) < _MOST and self._bytes < _MOST_BYTES else 0.0
-        names = [job.query.request_id for job, ids in of for _ in range(len(ids))]
-        rows = of[0][1] if len(of) == 1 else np.concatenate([ids for _, ids in of])
-        first = of[0][0]
-        self._learning.keep_as(names, rows, first.version, first.point, exit, abstain, seen, share)
-        drawn = self._shadow.draw(seen.unfinished, share) if share else np.zeros(0, bool)
-        if not drawn.any():
+        first, rows = of[0][0], len(exit)
+        requests = [(job.query.request_id, ids) for job, ids in of]
+        self._learning.keep_as(requests, first.version, first.point, exit, abstain, seen, share)
+        drawn = self._shadow.hits(rows, share) if share else None
+        if drawn is None or not drawn.any():
             return []
+        drawn &= seen.unfinished
         chosen, start = [], 0
         for job, ids in of:
             here = drawn[start : start + len(ids)]

@@ -149,9 +149,10 @@ class Answering:
 
     def left(self, settled: list[tuple[Job, Ids]], leaves: NDArray[np.bool_] | None, seen: Seen) -> Left:
         """Those who have left, with what exits said. settled: as `hand_out` gave it. seen: of all rows of this run."""
-        rows = slice(None) if leaves is None or leaves.all() else leaves
         made = self._answers
-        return Left(settled, made.label[rows], made.exit[rows], made.abstain[rows], seen.part(rows))
+        if leaves is None or leaves.all():
+            return Left(settled, made.label, made.exit, made.abstain, seen)
+        return Left(settled, made.label[leaves], made.exit[leaves], made.abstain[leaves], seen.part(leaves))
 
     def _copy(self, job: Job, ids: Ids, at: Any, flops: NDArray[np.int64]) -> None:
         made, answers = job.answers, self._answers

@@ -82,50 +82,6 @@ class Served:
         )
 
 
-_COLUMNS = ("row", "time", "exit", "abstained", "shadow", "asked")
-
-
-def together(batches: Sequence[Served]) -> Served | None:
-    """All rows as one batch; None if they differ in what a batch has only one of, or an array isn't one a row."""
-    first = batches[0]
-    alike = {(batch.version, batch.point, len(batch.score), batch.inputs is None) for batch in batches}
-    given = [(len(batch), z.shape) for batch in batches for z in batch.logits if z is not None]
-    if len(alike) > 1 or len({shape[1:] for _, shape in given}) > 1 or any(shape[0] != rows for rows, shape in given):
-        return None
-    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in _COLUMNS}
-    for batch in batches:
-        rows = len(batch)
-        for name, parts in columns.items():
-            values = getattr(batch, name)
-            shape = np.shape(values)
-            if shape not in ((), (rows,)):
-                return None
-            parts.append(np.asarray(values) if shape else np.full(rows, values))
-
-    def exit(j: int) -> NDArray[np.floating] | None:
-        parts = [batch.logits[j] for batch in batches]
-        if all(z is None for z in parts):
-            return None
-        width = given[0][1][1:]
-        filled = zip(batches, parts, strict=True)
-        return np.concatenate([np.zeros((len(b), *width), np.float32) if z is None else z for b, z in filled])
-
-    row, time, exits, abstained, shadow, asked = (np.concatenate(parts) for parts in columns.values())
-    return replace(
-        first,
-        request=[id for batch in batches for id in batch.request],
-        row=row,
-        time=time,
-        exit=exits,
-        abstained=abstained,
-        score=np.concatenate([batch.score for batch in batches], axis=1),
-        logits=[exit(j) for j in range(len(first.score))],
-        shadow=shadow,
-        asked=asked,
-        inputs=None if first.inputs is None else [data for batch in batches for data in batch.inputs or ()],
-    )
-
-
 def check_requests(ids: Sequence[str]) -> None:
     """Raises InputError naming the first id that isn't a text of 1 to 200 characters."""
     for at, name in enumerate(ids):

@@ -8,9 +8,8 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self
@@ -26,7 +25,8 @@ from offramp.runtime.online.store.control import Decision, Draft, Lease, State, 
 from offramp.runtime.online.store.database import Database
 from offramp.runtime.online.store.keeping import Completion
 from offramp.runtime.online.store.labelling import Labels, Outcome
-from offramp.runtime.online.store.served import Served, check_requests, together
+from offramp.runtime.online.store.lot import Lot, served_of
+from offramp.runtime.online.store.served import Served, check_requests
 from offramp.runtime.online.store.source import Name, Source, find_source, name_of
 from offramp.runtime.online.store.writer import Task, Writer
 from offramp.runtime.online.window import Window
@@ -134,15 +134,19 @@ class Store:
 
     # ------------------------------------------------------------ rows
 
-    def append(self, batch: Served) -> bool:
+    def append(self, batch: Served | Lot) -> bool:
         """Keep rows; False if they weren't all taken. It waits for nothing, or, durable, for the disk."""
+        rows = len(batch)
         if self._limits.durable:
-            return self._waited(batch, len(batch))
-        fits = max(0, min(len(batch), self._writer.room))
-        if fits < len(batch):
-            self._writer.drop(len(batch) - fits)
-        taken = batch if fits == len(batch) else batch.first(fits)
-        return self._writer.put(Task(taken, fits, taken.nbytes)) and fits == len(batch)
+            return self._waited(batch, rows)
+        room = self._writer.room
+        if rows <= room:
+            return self._writer.put(Task(batch, rows, batch.nbytes))
+        fits = max(0, room)
+        self._writer.drop(rows - fits)
+        taken = (batch.served() if isinstance(batch, Lot) else batch).first(fits)
+        self._writer.put(Task(taken, fits, taken.nbytes))
+        return False
 
     def complete(
         self,
@@ -293,7 +297,7 @@ class Store:
     def _do(self, work: Callable[[sa.Connection], Any]) -> Any:
         return self._writer.do(work)
 
-    def _waited(self, work: Served | Completion, rows: int) -> bool:
+    def _waited(self, work: Served | Lot | Completion, rows: int) -> bool:
         try:
             return bool(self._writer.do(work, rows))
         except StoreError:  # answering goes on; the rows are counted as dropped
@@ -316,7 +320,7 @@ class Store:
             )
             if not tasks:
                 keeping.touch(connection, self._source)
-            for rows, group in groupby(zip(works, packed, strict=True), lambda pair: isinstance(pair[0], Served)):
+            for rows, group in groupby(zip(works, packed, strict=True), lambda pair: isinstance(pair[0], Served | Lot)):
                 if rows:
                     batches = [values for _, values in group]
                     together = [row for values in batches for row in values or ()]
@@ -331,19 +335,28 @@ class Store:
         return results
 
     def _packed(self, works: Sequence[Any], counts: Counts) -> list[list[dict[str, Any]] | None]:
-        """For each batch its rows as they are inserted, None for one that doesn't fit and for what is no batch."""
-        batches = [work for work in works if isinstance(work, Served)]
-        # One by one, batches of a row each would cost three times as much.
-        joined = together(batches) if len(batches) > 1 else None
-        if joined is not None:
-            with suppress(InputError):
-                rows = iter(keeping.values_of(self._source, joined))
-                return [list(islice(rows, len(work))) if isinstance(work, Served) else None for work in works]
-        return [self._alone(work, counts) if isinstance(work, Served) else None for work in works]
+        """For each batch its rows as they are inserted, None for one that doesn't fit and for what is no batch.
 
-    def _alone(self, batch: Served, counts: Counts) -> list[dict[str, Any]] | None:
+        Rows of all lots stand with the first of them: one by one, lots of a row each would cost three times as much.
+        """
+        made = [self._alone(work, counts) if isinstance(work, Served) else None for work in works]
+        places = [k for k, work in enumerate(works) if isinstance(work, Lot)]
+        if not places:
+            return made
         try:
-            return keeping.values_of(self._source, batch)
+            joined = [keeping.values_of(self._source, batch) for batch in served_of([works[k] for k in places])]
+        except (InputError, ValueError):  # one of them doesn't fit, or isn't like the others
+            for k in places:
+                made[k] = self._alone(works[k], counts)
+            return made
+        for k in places:
+            made[k] = []
+        made[places[0]] = [row for rows in joined for row in rows]
+        return made
+
+    def _alone(self, batch: Served | Lot, counts: Counts) -> list[dict[str, Any]] | None:
+        try:
+            return keeping.values_of(self._source, batch.served() if isinstance(batch, Lot) else batch)
         except InputError as error:
             _log.warning("%d served rows can't be kept: %s", len(batch), error)
             counts.refused += len(batch)

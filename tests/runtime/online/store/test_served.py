@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from kept_rows import rows
 from offramp.runtime.errors import InputError
-from offramp.runtime.online.store.served import together
 
 
 @pytest.mark.parametrize(
@@ -32,24 +31,3 @@ def test_the_first_rows_are_a_batch_of_their_own():
     assert [z is None or z.shape == (2, 5) for z in part.logits] == [True] * 3
     assert part.inputs == [b"x", b"yy"]
     assert part.nbytes < whole.nbytes
-
-
-def test_batches_of_a_kind_are_one_batch():
-    given = [rows(["a", "b"], row=[1, 2], time=[3.0, 4.0], left=1), rows(["c"], row=[5], time=6.0, left=0, asked=1.0)]
-    one = together(given)
-    assert list(one.request) == ["a", "b", "c"]
-    assert one.row.tolist() == [1, 2, 5]
-    assert one.time.tolist() == [3, 4, 6]
-    assert one.asked.tolist() == [0.05, 0.05, 1]
-    np.testing.assert_array_equal(one.score, np.concatenate([batch.score for batch in given], axis=1))
-    np.testing.assert_array_equal(one.logits[0], np.concatenate([batch.logits[0] for batch in given]))
-    np.testing.assert_array_equal(one.logits[1][:2], given[0].logits[1])
-    assert one.logits[2] is None
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"version": 1}, {"point": "other"}, {"exits": 2}, {"classes": 4}, {"inputs": [b""]}, {"time": [1.0, 2.0]}],
-)
-def test_batches_that_differ_are_not(change):
-    assert together([rows(["a"]), rows(["b"], **change)]) is None
