@@ -1,12 +1,14 @@
 """The guard at work: candidates are fitted as labels come, tried side by side, and the incumbent is replaced by one."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from offramp.runtime.errors import InputError
 from offramp.runtime.online.fitting.recalibrator import Recalibrator, Refit
 from offramp.runtime.online.guard import ALPHA, Decision, Trial, judge, open_trial
 from offramp.runtime.online.window import Window
 from offramp.runtime.points import OperatingPoint
+
+_EVIDENCE = 3.0  # e-value on the rows that a candidate was fitted on, without which it isn't tried
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,9 @@ class OnTrial:
 @dataclass
 class Trials:
     """One operating point's incumbent and the candidates that would replace it.
+
+    Each candidate takes a part of alpha along, and there is little of it: one is tried only if the very rows that it
+    was fitted on speak for it.
 
     incumbent: in force, fitted on rows answered up to `fitted_until` (seconds). every: labelled rows between two
     candidates, at least. most: candidates on trial at once; the oldest makes room. share: of one key among judge rows.
@@ -67,13 +72,20 @@ class Trials:
         fresh = int((window.known & (window.time > max(self._last, self.fitted_until))).sum())
         if fresh < self.every:
             return
+        recalled = self.recalibrator.memory.recall(window)
+        if recalled is None:
+            return
         refit = self.recalibrator.refit(window, self.incumbent)
         if refit is None:
             return
-        self.opened += 1
         self._last = refit.after
         after = max(refit.after, self.fitted_until)
-        trial = open_trial(window, self.incumbent, refit.point, after=after, number=self.opened, alpha=self.alpha)
+        number = self.opened + 1
+        trial = open_trial(window, self.incumbent, refit.point, after=after, number=number, alpha=self.alpha)
+        fitted_on = replace(trial, after=self.fitted_until)
+        if judge(fitted_on, recalled[0], self.incumbent, refit.point, share=self.share).e_value < _EVIDENCE:
+            return
+        self.opened = number
         decision = judge(trial, window, self.incumbent, refit.point, share=self.share)
         if decision.verdict == "refuse":
             return

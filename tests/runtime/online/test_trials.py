@@ -44,16 +44,26 @@ def test_a_drift_is_followed_and_the_new_one_begins_with_an_alpha_of_its_own():
 
 
 def test_candidates_are_numbered_and_the_oldest_makes_room():
-    window, on = stream(1.0), trials(every=200, most=3)
+    window, on = stream(1.7), trials(every=100, most=3, alpha=1e-300)  # so little that none is ever accepted
+    seen = set()
     for end in range(100, 2001, 100):
-        on.look(window.take(np.arange(end)))
+        assert not [one for one in on.look(window.take(np.arange(end))) if one.decision.verdict == "accept"]
         assert len(on.on_trial) <= 3
+        seen |= {one.trial.number for one in on.on_trial}
     numbers = [one.trial.number for one in on.on_trial]
     assert numbers == sorted(numbers)
+    assert len(numbers) == 3
+    assert seen == set(range(1, on.opened + 1))
     assert on.opened >= 5
-    assert all(one.trial.level < 0.05 for one in on.on_trial)
     on.drop(numbers[0])
     assert [one.trial.number for one in on.on_trial] == numbers[1:]
+
+
+def test_a_candidate_that_its_own_rows_hardly_speak_for_costs_nothing():
+    window, on = stream(1.0, seed=1, rows=4000), trials(every=200)  # the very rows that the incumbent was fitted on
+    for end in range(200, 4001, 200):
+        on.look(window.take(np.arange(end)))
+    assert on.opened <= 2
 
 
 def test_a_calm_stream_changes_nothing():
