@@ -2,6 +2,7 @@
 
     python benchmarks/recalibration.py
     python benchmarks/recalibration.py --windows 20 --connections 64
+    python benchmarks/recalibration.py --memory 1000000        # what it takes over so many rows; ten minutes
 
 Both serve the bundled intents at a point with exits, and are asked for one sentence at a time on a few connections. A
 label comes for one row in twenty, and shadow runs are as by default. CPU is the server process's own, user and system,
@@ -46,6 +47,25 @@ def resident(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
 
 
+def memory_over(rows: int, folder: Path, point: str) -> list[float]:
+    """MiB after every twentieth of so many rows, 64 a request, of which the first is labelled in one of 20."""
+    bundle, (sentences, _) = sample.intents(folder / "intents"), sample.sentences()
+    texts = [text for text, _ in sentences]
+    several = [json.dumps({"instances": [texts[(k + j) % len(texts)] for j in range(64)]}) for k in range(0, 512, 64)]
+    intents = [intent for _, intent in sentences]
+    port, taken = free_port(), []
+    command = [sys.executable, "-m", "offramp.runtime.cli", "serve", str(bundle), "--port", str(port)]
+    command += ["--operating-point", point, "--recalibration", str(folder / "kept.db")]
+    with started([*command, "--recalibration-mode", "automatic"], port) as pid:
+        clients = Clients(port, [body.encode() for body in several], 4)
+        for done in range(20):
+            clients.ask(rows // 20 // 64)
+            label(port, [(name, 64 * number % len(intents)) for name, number in clients.names[::LABELLED]], intents)
+            taken.append(resident(pid))
+            print(f"{rows // 20 * (done + 1):,} rows: {taken[-1]:.0f} MiB", flush=True)
+    return taken
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--operating-point", default="fast")
@@ -53,9 +73,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=3000, help="a window and server")
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/<date>/recalibration.json")
+    parser.add_argument("--memory", type=int, metavar="ROWS", help="measure memory alone, over so many rows")
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if options.memory:
+            taken = memory_over(options.memory, folder, options.operating_point)
+            if options.save:
+                print(save("recalibration-memory", {"rows": options.memory, "memory_mib": taken}))
+            return
         bundle, (sentences, _) = sample.intents(folder / "intents"), sample.sentences()
         bodies = [json.dumps({"instances": [text]}).encode() for text, _ in sentences]
         intents = [intent for _, intent in sentences]

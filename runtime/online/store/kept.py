@@ -7,6 +7,8 @@ import numpy as np
 import sqlalchemy as sa
 from offramp.runtime.arrays import Bools
 from offramp.runtime.errors import InputError
+from offramp.runtime.online.store import control
+from offramp.runtime.online.store.control import Decision, State, Version
 from offramp.runtime.online.store.database import Database
 from offramp.runtime.online.store.reading import read
 from offramp.runtime.online.store.schema import bundles, models, served
@@ -34,9 +36,7 @@ def read_kept(where: str | Path, *, model: str, bundle: str, exits: int, classes
 
     Raises InputError if there is no such store or it has nothing of this bundle, StoreError, RuntimeUnavailable.
     """
-    if "://" not in str(where) and not Path(where).is_file():
-        raise InputError(f"{where}: no such file. Name the store that served rows are kept in.")
-    database = Database(where)
+    database = _opened(where)
     try:
         with database.reading() as connection:
             source = _source(connection, database.name, model, bundle, exits, classes)
@@ -47,6 +47,36 @@ def read_kept(where: str | Path, *, model: str, bundle: str, exits: int, classes
     finally:
         database.close()
     return Kept(database.name, window.take(_drawn(window, begun)), labelled, passed_by)
+
+
+@dataclass(frozen=True)
+class Past:
+    """What was decided online. name: of the store, without its password. state: in force. versions, decisions: oldest
+    first."""
+
+    name: str
+    state: State
+    versions: list[Version]
+    decisions: list[Decision]
+
+
+def read_past(where: str | Path, *, model: str, bundle: str, decisions: int = 10_000) -> Past:
+    """The versions made online and the newest decisions, for this bundle; `read_kept` says what it raises."""
+    database = _opened(where)
+    try:
+        with database.reading() as connection:
+            source = _source(connection, database.name, model, bundle, 0, 0)
+            made = [one for one in control.history(connection, source) if one.bundle == bundle]
+            log = control.log(connection, source, decisions)
+            return Past(database.name, control.state(connection, source), made, log)
+    finally:
+        database.close()
+
+
+def _opened(where: str | Path) -> Database:
+    if "://" not in str(where) and not Path(where).is_file():
+        raise InputError(f"{where}: no such file. Name the store that served rows are kept in.")
+    return Database(where)
 
 
 def _source(connection: sa.Connection, name: str, model: str, bundle: str, exits: int, classes: int) -> Source:
