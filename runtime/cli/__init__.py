@@ -1,6 +1,5 @@
 """The `offramp` command: one module a subcommand, imported only when it is asked for."""
 
-import argparse
 import difflib
 import importlib
 import sys
@@ -9,6 +8,7 @@ from collections.abc import Sequence
 from offramp.runtime.bundle import own_version
 from offramp.runtime.cli.options import check_json
 from offramp.runtime.cli.output import discard, output
+from offramp.runtime.cli.parser import Parser
 from offramp.runtime.errors import InputError, OfframpError, OutputLost, how_to_install
 
 # name -> (module with add_arguments(parser) and run(args) -> exit code, one line of help, extra that has it)
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str], asked: str) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="offramp",
         description="Serve classifiers that can stop early.",
         epilog=f"Example: {EXAMPLES['calibrate']}. Each command's --help has one of its own.",

@@ -312,3 +312,21 @@ def test_export_takes_a_model_from_a_file(capsys, tmp_path):
         code, _, err = run(capsys, "export", source, *arguments, "--out", tmp_path / "c")
         assert code == 2
         assert message in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["calibrate", "x", "--budgte", "3"], "--budgte is no argument of it. Did you mean --budget?"),
+        (["serve", "--zzz=1"], "--zzz=1 is no argument of it. `offramp serve --help`"),
+        (["history", "a", "b", "c"], "b is no argument of it."),
+        (["predict", "a"], "the following arguments are required: data"),
+        (["calibrate", "x", "y", "--budget", "7"], "argument --budget: '7': expected a number in (0, 1]"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_that_names_it(capsys, arguments, said):
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("offramp: ")
+    assert said in err
+    assert err.count("\n") == 1
