@@ -28,7 +28,7 @@ from offramp.export.rewriting.batch import free_batch
 from offramp.export.rewriting.fuse import fuse
 from offramp.export.rewriting.heads import likely_exits, said, take_heads
 from offramp.export.rows import Company, Reference, keep_company, make_inputs
-from offramp.export.verify import Verification, verify, verify_cascade_graph
+from offramp.export.verify import Leaving, Verification, verify, verify_cascade_graph
 from offramp.export.writing.cascade_graph import CascadeGraphWriter
 from offramp.export.writing.emit import BlockWriter, block_interface, dimensions, numpy_name
 from offramp.export.writing.weights import WEIGHTS, WeightFile
@@ -265,7 +265,7 @@ def _build(
     if len(plan.blocks) > 1:
         say("nesting the blocks into one graph")
         protos = _plain_blocks(graph, probe, plan, store, document)
-        _add_cascade_graphs(folder, document, protos, probe, source.reference, company, say)
+        _add_cascade_graphs(folder, document, protos, probe, company, result.leaving, say)
     if document["preprocess"] is None:
         read_bundle(folder)
     else:
@@ -310,8 +310,8 @@ def _add_cascade_graphs(
     document: dict[str, Any],
     protos: list[onnx.ModelProto],
     probe: Probe,
-    reference: Reference,
     company: Company,
+    leaving: Sequence[Leaving],
     say: Progress,
 ) -> None:
     """Add the cascade graph, and the one that gives every exit's word; neither if it doesn't give what blocks give."""
@@ -330,7 +330,7 @@ def _add_cascade_graphs(
             onnx.save(CascadeGraphWriter(document, protos, every_exit=field == "every_exit").proto(), file)
             files = {**document["files"], file.name: {"sha256": sha256_of_file(file), "bytes": file.stat().st_size}}
             (folder / MANIFEST).write_bytes(seal({**document, "files": files, "cascade": described}))
-            verify_cascade_graph(folder, probe, reference, company)
+            verify_cascade_graph(folder, probe, company, leaving, every_exit=field == "every_exit")
         except (ExportError, BundleError) as error:
             say(f"without {file.name}: {error}")
             file.unlink(missing_ok=True)

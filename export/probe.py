@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 from offramp.export.dims import Dim, fit, next_size
 from offramp.export.graph import ModelGraph
+from offramp.export.outputs import KINDS
 from offramp.export.writing.weights import WeightFile
 from offramp.runtime.errors import ExportError
 from offramp.runtime.execution.cpu.session import onnxruntime
@@ -103,6 +104,13 @@ class Probe:
             if expected.shape != part.shape or not _close(expected, part):
                 wrong.add(name)
         return wrong
+
+    def answers(self, inputs: Inputs) -> dict[str, list[np.ndarray[Any, Any]]]:
+        """The outputs of the whole graph by kind, before anything is cut."""
+        outputs = self.graph.outputs
+        session = self._open([onnx.helper.make_empty_tensor_value_info(n) for n in outputs.names], [])
+        values = dict(zip(outputs.names, session.run(outputs.names, inputs), strict=True))
+        return {kind: [values[n] for n in getattr(outputs, kind)] for kind in KINDS if getattr(outputs, kind)}
 
     def inputs(self, sizes: Mapping[str, int]) -> Inputs:
         return resize(self._example, self._given, sizes)

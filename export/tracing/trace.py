@@ -14,6 +14,7 @@ import torch
 from offramp.export.outputs import Outputs, flatten
 from offramp.export.tracing.module import ALL_LOGITS, Runner, line_of
 from offramp.runtime.errors import ExportError
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
 
@@ -85,7 +86,7 @@ def trace(
             _quiet("torch.onnx", "torch.export", "torch"),
         ):
             warnings.simplefilter("ignore")
-            program = torch.onnx.export(
+            program = _exported(
                 flat,
                 tuple(torch.from_numpy(array.copy()) for array in example.values()),
                 dynamo=True,
@@ -115,6 +116,20 @@ def trace(
     if program is None:
         raise ExportError("torch.export gave no program.")
     return program.model, outputs
+
+
+def _exported(*args: Any, **kwargs: Any) -> Any:
+    """torch.onnx.export, with attention spelt out where torch refuses a view of what its fused kernel gives.
+
+    That lies in memory otherwise than what it is decomposed into later: Hugging Face's Swin, torch 2.13.
+    """
+    try:
+        return torch.onnx.export(*args, **kwargs)
+    except Exception as error:
+        if "Cannot view a tensor" not in str(_cause(error)):
+            raise
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.onnx.export(*args, **kwargs)
 
 
 def _likely(shape: tuple[int, ...], rows: int) -> str:

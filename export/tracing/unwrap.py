@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from offramp.export.tracing.chain import Chain, as_chain
 from offramp.runtime.errors import ExportError
 
 _PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
@@ -25,7 +26,7 @@ _CONSTANTS = (bool, int, float, str, type(None))
 
 
 def as_module(model: Any) -> torch.nn.Module:
-    """The nn.Module in what was given: that of torch.compile, DataParallel or a bound `forward`.
+    """The nn.Module in what was given: that of torch.compile, DataParallel, a bound `forward`, or blocks and heads.
 
     Raises ExportError with the way out for anything else, for tasks that aren't the classification of a row, and for
     weights that ONNX Runtime can't compute with on a CPU.
@@ -41,6 +42,7 @@ def as_module(model: Any) -> torch.nn.Module:
         model = model.__self__
     while isinstance(model, _PARALLEL) or hasattr(model, "_orig_mod"):
         model = model.module if isinstance(model, _PARALLEL) else model._orig_mod
+    model = as_chain(model) or model
     if isinstance(model, torch.export.ExportedProgram | torch.jit.ScriptModule | torch.fx.GraphModule):
         raise ExportError(
             f"model is a {type(model).__name__}, whose sizes may be fixed: give the torch.nn.Module it was made of, or "
@@ -48,8 +50,9 @@ def as_module(model: Any) -> torch.nn.Module:
         )
     if not isinstance(model, torch.nn.Module):
         wrap = ", in whose forward you call it" if callable(model) else ""
+        parts = ', {"blocks": [...], "heads": [...]}' if isinstance(model, Mapping | Sequence) else ""
         raise ExportError(
-            f"model is a {type(model).__name__}: expected a torch.nn.Module{wrap}, or the path of an ONNX file."
+            f"model is a {type(model).__name__}: expected a torch.nn.Module{wrap}{parts}, or the path of an ONNX file."
         )
     _refuse_other_tasks(model)
     _refuse_weights(model)
@@ -161,7 +164,8 @@ def name_inputs(model: torch.nn.Module, example: Any) -> tuple[torch.nn.Module, 
 
 def _parameters(model: torch.nn.Module) -> tuple[list[str], bool]:
     """Names of forward's parameters, and whether it takes any number more by position."""
-    parameters = inspect.signature(model.forward).parameters.values()
+    takes = model.blocks[0] if isinstance(model, Chain) else model
+    parameters = inspect.signature(takes.forward).parameters.values()
     named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return named, any(p.kind == p.VAR_POSITIONAL for p in parameters)
 

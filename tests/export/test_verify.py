@@ -72,7 +72,8 @@ def test_a_bundle_of_its_model_passes_with_the_difference_seen(made):
     assert 0 <= found.summary["max_difference"] < 1e-5
     assert found.summary["sizes"] == [sizes for sizes, _ in probe.runs]
     assert found.pads == {}
-    verify_cascade_graph(bundle, probe, reference, company)
+    for every_exit in (False, True):
+        verify_cascade_graph(bundle, probe, company, found.leaving, every_exit=every_exit)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +122,9 @@ def test_a_graph_that_says_something_else_of_an_exit_than_its_block_is_refused(m
     del document["digest"]
     document["files"][file.name] = {"sha256": sha256_of_file(file), "bytes": file.stat().st_size}
     manifest.write_bytes(seal(document))
+    leaving = verify(bundle, probe, reference, company).leaving
     with pytest.raises(ExportError, match=r"^it says of exit 0 what is off by"):
-        verify_cascade_graph(folder, probe, reference, company)
+        verify_cascade_graph(folder, probe, company, leaving, every_exit=True)
 
 
 def test_a_difference_of_rounding_is_none(made):

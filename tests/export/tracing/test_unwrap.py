@@ -45,7 +45,7 @@ def several_labels():
         (lambda x: [x], "model is a function: expected a torch.nn.Module, in whose forward you call it"),
         (torch.jit.script(nn.Linear(2, 2)), "model is a RecursiveScriptModule, .* give the torch.nn.Module it was"),
         (torch.export.export(nn.Linear(2, 2), (torch.zeros(3, 2),)), "model is a ExportedProgram, .* ONNX file"),
-        ({"state": 1}, "model is a dict: expected a torch.nn.Module, or the path"),
+        ({"state": 1}, r"model is a dict: expected a torch.nn.Module, {\"blocks\": \[...\], .*, or the path"),
         (make(Plain).bfloat16(), r"blocks\.0\.0\.weight is bfloat16, .* give model.float\(\)"),
         (nn.Linear(2, 2, device="meta"), "weight is on the meta device"),
         (several_labels(), "Plain is a multi-label model"),
