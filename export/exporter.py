@@ -4,7 +4,7 @@ import contextlib
 import datetime
 import importlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -27,8 +27,8 @@ from offramp.export.probe import Probe, batch_axis, element_bytes, resize
 from offramp.export.rewriting.batch import free_batch
 from offramp.export.rewriting.fuse import fuse
 from offramp.export.rewriting.heads import likely_exits, said, take_heads
-from offramp.export.rows import Company, Reference, keep_company, make_inputs
-from offramp.export.verify import Leaving, Verification, verify, verify_cascade_graph
+from offramp.export.rows import Company, Reference, difference, keep_company, make_inputs, rounding
+from offramp.export.verify import TOLERANCE, Leaving, Verification, verify, verify_cascade_graph
 from offramp.export.writing.cascade_graph import CascadeGraphWriter
 from offramp.export.writing.emit import BlockWriter, block_interface, dimensions, numpy_name
 from offramp.export.writing.weights import WEIGHTS, WeightFile
@@ -116,10 +116,24 @@ def export_bundle(
         else:
             say("tracing the model")
             source = _from_torch(model, example_inputs, dynamic_axes, exits, preprocess, borrowed)
-        odd = _write(folder, source, {**about, "name": name or source.title}, classes, overwrite, say)
+        with _said_of_a_fixed_batch(source.rows):
+            odd = _write(folder, source, {**about, "name": name or source.title}, classes, overwrite, say)
     for one in odd:
         warnings.warn(one, stacklevel=2)
     return folder
+
+
+@contextlib.contextmanager
+def _said_of_a_fixed_batch(rows: int | None) -> Iterator[None]:
+    try:
+        yield
+    except ExportError as error:
+        if rows is None:
+            raise
+        raise ExportError(
+            f"the file takes {rows} row{'s' if rows > 1 else ''} at a time, and can't be made to take others: {error} "
+            "Write it with a dynamic batch, by dynamic_axes or dynamic_shapes of torch.onnx.export."
+        ) from error
 
 
 def check_libraries(model: Any) -> None:
@@ -157,7 +171,10 @@ def _write(
 
 @dataclass(frozen=True)
 class _Model:
-    """A model before it is cut: its graph, what its outputs are, and how to ask the original."""
+    """A model before it is cut: its graph, what its outputs are, and how to ask the original.
+
+    rows: it was made for so many at a time.
+    """
 
     model: ir.Model
     outputs: Outputs
@@ -168,6 +185,7 @@ class _Model:
     names: list[str]
     title: str
     notes: Sequence[str] = ()
+    rows: int | None = None
 
 
 def _from_onnx(
@@ -178,14 +196,15 @@ def _from_onnx(
     auxiliary: Mapping[str, Sequence[str]] | None,
 ) -> _Model:
     model = graphs.read_onnx(path)
-    one_by_one = free_batch(model.graph)
+    rows = free_batch(model)
     outputs = _onnx_outputs(model.graph, exits, auxiliary)
     names = list(outputs.logits)
-    file = OnnxFile(path, one_by_one=one_by_one)
+    file = OnnxFile(path, rows=rows)
     heads = take_heads(model.graph, names, file.tensors)
     outputs.logits[:] = [head.output for head in heads]
     named = {k: {int(i): str(v) for i, v in a.items()} for k, a in axes.items()} if axes else None
-    return _Model(model, outputs, named, example, file.reference(outputs, heads), "onnx", names, path.stem, said(heads))
+    reference = file.reference(outputs, heads)
+    return _Model(model, outputs, named, example, reference, "onnx", names, path.stem, said(heads), rows)
 
 
 def _from_torch(
@@ -237,6 +256,8 @@ def _build(
     count = _classes(graph, probe, classes)
     say("cutting it into blocks")
     company = keep_company(probe, source.reference)
+    if source.rows is not None:
+        _refuse_mixed(probe, source.reference, company)
     partition, plan = _cut(graph, probe, company)
     unknown = uncounted((op for block in plan.blocks for op in block.ops), probe.shapes)
     if unknown and not any(op.proto.op_type in DATA_SIZED for op in graph.ops):
@@ -281,6 +302,22 @@ def _build(
         )
     rows = company.different({**probe.example_sizes, "batch": 16})
     return [*notes, *oddities(source.reference(rows)["logits"])]
+
+
+def _refuse_mixed(probe: Probe, reference: Reference, company: Company) -> None:
+    """Raises ExportError where a file of a fixed batch says something else of a row than when it is alone there."""
+    if not company.independent:
+        raise ExportError(
+            f"a row's answer depends on the rows beside it (by {company.difference:.2g} of its logits' size)."
+        )
+    rows = company.different({**probe.example_sizes, "batch": 7})
+    pairs = zip(probe.answers(rows)["logits"], reference(rows)["logits"], strict=True)
+    for j, (a, b) in enumerate(pairs):
+        if not difference(a, b) <= max(TOLERANCE, rounding(probe.graph)):
+            raise ExportError(
+                f"given several, its graph answers a row otherwise at exit {j} than the file does alone: an index or "
+                "size in it is that of a fixed number of rows."
+            )
 
 
 def _about_costs(graph: graphs.ModelGraph, probe: Probe, unknown: Sequence[Op]) -> list[str]:
