@@ -4,7 +4,7 @@ import contextlib
 import datetime
 import importlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -196,6 +196,7 @@ def _from_onnx(
     auxiliary: Mapping[str, Sequence[str]] | None,
 ) -> _Model:
     model = graphs.read_onnx(path)
+    _refuse_bfloat16((v.name, v.dtype) for v in (*model.graph.inputs, *model.graph.initializers.values()))
     rows = free_batch(model)
     outputs = _onnx_outputs(model.graph, exits, auxiliary)
     names = list(outputs.logits)
@@ -444,15 +445,19 @@ def _check_names(graph: graphs.ModelGraph, names: list[str]) -> None:
     for axis in graph.axes:
         if not is_axis(axis):
             raise ExportError(f"the axis name {axis!r} is not a plain identifier: give dynamic_axes with other names.")
-    for name, kind in graph.dtypes.items():
+    _refuse_bfloat16(graph.dtypes.items())
+    for name, (dtype, _) in graph.inputs.items():
+        if numpy_name(dtype) not in DTYPES:
+            raise ExportError(f"input {name!r} has the type {dtype}: expected one of {sorted(DTYPES)}.")
+
+
+def _refuse_bfloat16(types: Iterable[tuple[str | None, ir.DataType | None]]) -> None:
+    for name, kind in types:
         if kind == ir.DataType.BFLOAT16:
             raise ExportError(
                 f"{name!r} is bfloat16, which ONNX Runtime can't compute with on a CPU: export the model in float32 "
                 "(model.float(), and without autocast in forward)."
             )
-    for name, (dtype, _) in graph.inputs.items():
-        if numpy_name(dtype) not in DTYPES:
-            raise ExportError(f"input {name!r} has the type {dtype}: expected one of {sorted(DTYPES)}.")
 
 
 def _classes(graph: graphs.ModelGraph, probe: Probe, classes: Sequence[str] | None) -> int:
@@ -465,7 +470,10 @@ def _classes(graph: graphs.ModelGraph, probe: Probe, classes: Sequence[str] | No
             raise ExportError(f"exit {output!r} has the type {graph.dtypes[output]}: expected floating-point logits.")
         counts.append(dims[1].constant)
     if len(set(counts)) != 1:
-        raise ExportError(f"the exits have {counts} classes: expected the same number at each.")
+        raise ExportError(
+            f"the exits {graph.outputs.logits} have {counts} classes: expected the same number at each. An ONNX file's "
+            "outputs that are no exits are left out by naming those that are: exits, or --exits."
+        )
     if classes is not None and len(classes) != counts[0]:
         raise ExportError(f"classes has {len(classes)} names, the logits have {counts[0]} columns.")
     for output in graph.outputs.names:

@@ -160,7 +160,8 @@ class _Checks:
 
         Left out are sizes that the model refuses: it may ask for a multiple of 16, which its graph doesn't.
         """
-        found, failure = [], None
+        found: list[tuple[Mapping[str, int], float]] = []
+        failure: ModelFails | None = None
         for sizes, _ in self._probe.runs:
             inputs = self._probe.inputs(sizes)
             try:

@@ -41,8 +41,8 @@ def free_batch(model: ir.Model) -> int | None:
         elif node.op_type == "Concat" and node.attributes["axis"].as_int() != 0:
             _repeat(graph, node, rows, count)
         elif node.op_type in _BROADCAST and rows > 1:
-            for k, value in enumerate(node.inputs):
-                if value is not None and (one := _one_of(value, rows)) is not None:
+            for k, given in enumerate(node.inputs):
+                if given is not None and (one := _one_of(given, rows)) is not None:
                     node.replace_input_with(k, _weight(graph, f"{node.outputs[0].name}.{k}", one))
     return rows
 

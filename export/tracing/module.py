@@ -164,7 +164,8 @@ class Runner:
         self._exits = self._exits or exits
         if exits != self._exits:
             raise ExportError(
-                f"forward returns {self._exits} exits for some inputs and {exits} for others. {ALL_LOGITS}"
+                f"forward returns {self._exits} exits for some inputs and {exits} for others. {ALL_LOGITS} In one "
+                "tensor they are stacked along axis 0, [exits, batch, classes]."
             )
         return made
 

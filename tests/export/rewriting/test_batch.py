@@ -36,7 +36,11 @@ class Tokens(nn.Module):
 
 
 def written(path, rows, *, dynamo, mixes=False):
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         torch.onnx.export(
             make(Tokens, mixes),
