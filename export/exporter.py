@@ -31,6 +31,7 @@ from offramp.export.rows import Company, Reference, difference, keep_company, ma
 from offramp.export.verify import TOLERANCE, Leaving, Verification, verify, verify_cascade_graph
 from offramp.export.writing.cascade_graph import CascadeGraphWriter
 from offramp.export.writing.emit import BlockWriter, block_interface, dimensions, numpy_name
+from offramp.export.writing.loading import check_loads
 from offramp.export.writing.weights import WEIGHTS, WeightFile
 from offramp.runtime.bundle import (
     CASCADE_OUTPUTS,
@@ -73,7 +74,8 @@ def export_bundle(
 
     model: an nn.Module that returns its exits' logits, each (batch, classes), as a sequence, stacked on axis 0, a
         MultiExitOutput, a mapping or dataclass with its keys, or a mapping with an entry an exit; what else it
-        returns is left out. Or the path of an ONNX file with one output an exit.
+        returns is left out. Or {"blocks": [...], "heads": [...]}, modules in series and as many heads, None where a
+        block has no exit. Or the path of an ONNX file with one output an exit.
     example_inputs: tensors or arrays by input name (or in forward's order); any batch size. A tensor inside a mapping
         or list becomes an input named by the way to it, "batch.ids" or "xs.0". None for an ONNX file makes inputs up.
     dynamic_axes: names of the symbolic axes, {"input_ids": {0: "batch", 1: "seq"}}; each input has one "batch".
@@ -279,6 +281,9 @@ def _build(
     }
     document["rows_independent"] = company.independent
     (folder / MANIFEST).write_bytes(seal(document))
+    half = ir.DataType.FLOAT16 in graph.dtypes.values()
+    if half:
+        check_loads([folder / part["file"] for part in (*document["blocks"], *document["segments"])])
     say("verifying the cascade against the model")
     result = verify(folder, probe, source.reference, company)
     result.summary.update(against=source.against, batch_difference=company.difference)
@@ -287,7 +292,7 @@ def _build(
     if len(plan.blocks) > 1:
         say("nesting the blocks into one graph")
         protos = _plain_blocks(graph, probe, plan, store, document)
-        _add_cascade_graphs(folder, document, protos, probe, company, result.leaving, say)
+        _add_cascade_graphs(folder, document, protos, probe, company, result.leaving, say, half=half)
     if document["preprocess"] is None:
         read_bundle(folder)
     else:
@@ -351,6 +356,8 @@ def _add_cascade_graphs(
     company: Company,
     leaving: Sequence[Leaving],
     say: Progress,
+    *,
+    half: bool,
 ) -> None:
     """Add the cascade graph, and the one that gives every exit's word; neither if it doesn't give what blocks give."""
     count = len(protos)
@@ -366,6 +373,8 @@ def _add_cascade_graphs(
         file = folder / str(described[field])
         try:
             onnx.save(CascadeGraphWriter(document, protos, every_exit=field == "every_exit").proto(), file)
+            if half:
+                check_loads([file])
             files = {**document["files"], file.name: {"sha256": sha256_of_file(file), "bytes": file.stat().st_size}}
             (folder / MANIFEST).write_bytes(seal({**document, "files": files, "cascade": described}))
             verify_cascade_graph(folder, probe, company, leaving, every_exit=field == "every_exit")
