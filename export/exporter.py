@@ -256,7 +256,7 @@ def _build(
     say("looking at shapes")
     example = source.example if source.against == "torch" else _onnx_example(graph, source.example)
     probe = Probe(graph, store, folder, example)
-    count = _classes(graph, probe, classes)
+    count = _classes(graph, probe, classes, of_a_file=source.against == "onnx")
     say("cutting it into blocks")
     company = keep_company(probe, source.reference)
     if source.rows is not None:
@@ -469,7 +469,7 @@ def _refuse_bfloat16(types: Iterable[tuple[str | None, ir.DataType | None]]) -> 
             )
 
 
-def _classes(graph: graphs.ModelGraph, probe: Probe, classes: Sequence[str] | None) -> int:
+def _classes(graph: graphs.ModelGraph, probe: Probe, classes: Sequence[str] | None, *, of_a_file: bool) -> int:
     counts = []
     for output in graph.outputs.logits:
         dims = probe.shapes.get(output)
@@ -479,9 +479,9 @@ def _classes(graph: graphs.ModelGraph, probe: Probe, classes: Sequence[str] | No
             raise ExportError(f"exit {output!r} has the type {graph.dtypes[output]}: expected floating-point logits.")
         counts.append(dims[1].constant)
     if len(set(counts)) != 1:
+        way_out = " Name those outputs that are exits: exits, or --exits." if of_a_file else ""
         raise ExportError(
-            f"the exits {graph.outputs.logits} have {counts} classes: expected the same number at each. An ONNX file's "
-            "outputs that are no exits are left out by naming those that are: exits, or --exits."
+            f"the exits {graph.outputs.logits} have {counts} classes: expected the same number at each.{way_out}"
         )
     if classes is not None and len(classes) != counts[0]:
         raise ExportError(f"classes has {len(classes)} names, the logits have {counts[0]} columns.")

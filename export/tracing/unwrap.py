@@ -22,6 +22,7 @@ _OTHER_TASKS = {
     "Segmentation": "one answer a pixel",
     "MultipleChoice": "one score a choice",
 }
+_OTHER_PROBLEMS = {"multi_label_classification": "multi-label", "regression": "regression"}
 _CONSTANTS = (bool, int, float, str, type(None))
 
 
@@ -61,8 +62,11 @@ def as_module(model: Any) -> torch.nn.Module:
 
 def _refuse_other_tasks(model: torch.nn.Module) -> None:
     kind = type(model).__name__
-    if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
-        raise ExportError(f"{kind} is a multi-label model (config.problem_type): offramp answers with one class a row.")
+    problem = getattr(getattr(model, "config", None), "problem_type", None)
+    if problem in _OTHER_PROBLEMS:
+        raise ExportError(
+            f"{kind} is a {_OTHER_PROBLEMS[problem]} model (config.problem_type): offramp answers with one class a row."
+        )
     for names, given in _OTHER_TASKS.items():
         if re.search(f"({names})$", kind):
             raise ExportError(f"{kind} gives {given}: offramp serves classifiers, which answer with one class a row.")

@@ -229,7 +229,7 @@ def test_operations_of_onnx_runtime_are_carried_and_counted_as_others(tmp_path):
     [
         (
             lambda m: m.graph.output.append(helper.make_tensor_value_info("a0", 1, ["N", 6])),
-            r"have \[4, 4, 4, 6\] .* exits,",
+            r"have \[4, 4, 4, 6\] .* --exits",
         ),
         (lambda m: m.graph.input[0].type.tensor_type.__setattr__("elem_type", TensorProto.BFLOAT16), "'x' is bfloat16"),
     ],
