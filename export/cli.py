@@ -21,7 +21,7 @@ _MODEL_FILE = """\
 FILE.py:FUNCTION calls a function that takes no arguments. model.py may be:
 
   def build():          # the module, in evaluation mode; forward returns the logits of every exit, shallow to deep
-      return Net().eval()
+      return Net().eval() # or {"blocks": [...], "heads": [...]}, modules in series with a head for each, or None
 
   def example_inputs(): # a few rows, batch first: tensors or arrays by the names of forward's parameters
       return {"input_ids": torch.ones(2, 16, dtype=torch.long), "attention_mask": torch.ones(2, 16)}

@@ -4,7 +4,7 @@ import contextlib
 import datetime
 import importlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -27,10 +27,11 @@ from offramp.export.probe import Probe, batch_axis, element_bytes, resize
 from offramp.export.rewriting.batch import free_batch
 from offramp.export.rewriting.fuse import fuse
 from offramp.export.rewriting.heads import likely_exits, said, take_heads
-from offramp.export.rows import Company, Reference, keep_company, make_inputs
-from offramp.export.verify import Verification, verify, verify_cascade_graph
+from offramp.export.rows import Company, Reference, difference, keep_company, make_inputs, rounding
+from offramp.export.verify import TOLERANCE, Leaving, Verification, verify, verify_cascade_graph
 from offramp.export.writing.cascade_graph import CascadeGraphWriter
 from offramp.export.writing.emit import BlockWriter, block_interface, dimensions, numpy_name
+from offramp.export.writing.loading import check_loads
 from offramp.export.writing.weights import WEIGHTS, WeightFile
 from offramp.runtime.bundle import (
     CASCADE_OUTPUTS,
@@ -73,7 +74,8 @@ def export_bundle(
 
     model: an nn.Module that returns its exits' logits, each (batch, classes), as a sequence, stacked on axis 0, a
         MultiExitOutput, a mapping or dataclass with its keys, or a mapping with an entry an exit; what else it
-        returns is left out. Or the path of an ONNX file with one output an exit.
+        returns is left out. Or {"blocks": [...], "heads": [...]}, modules in series and as many heads, None where a
+        block has no exit. Or the path of an ONNX file with one output an exit.
     example_inputs: tensors or arrays by input name (or in forward's order); any batch size. A tensor inside a mapping
         or list becomes an input named by the way to it, "batch.ids" or "xs.0". None for an ONNX file makes inputs up.
     dynamic_axes: names of the symbolic axes, {"input_ids": {0: "batch", 1: "seq"}}; each input has one "batch".
@@ -116,10 +118,24 @@ def export_bundle(
         else:
             say("tracing the model")
             source = _from_torch(model, example_inputs, dynamic_axes, exits, preprocess, borrowed)
-        odd = _write(folder, source, {**about, "name": name or source.title}, classes, overwrite, say)
+        with _said_of_a_fixed_batch(source.rows):
+            odd = _write(folder, source, {**about, "name": name or source.title}, classes, overwrite, say)
     for one in odd:
         warnings.warn(one, stacklevel=2)
     return folder
+
+
+@contextlib.contextmanager
+def _said_of_a_fixed_batch(rows: int | None) -> Iterator[None]:
+    try:
+        yield
+    except ExportError as error:
+        if rows is None:
+            raise
+        raise ExportError(
+            f"the file takes {rows} row{'s' if rows > 1 else ''} at a time, and can't be made to take others: {error} "
+            "Write it with a dynamic batch, by dynamic_axes or dynamic_shapes of torch.onnx.export."
+        ) from error
 
 
 def check_libraries(model: Any) -> None:
@@ -157,7 +173,10 @@ def _write(
 
 @dataclass(frozen=True)
 class _Model:
-    """A model before it is cut: its graph, what its outputs are, and how to ask the original."""
+    """A model before it is cut: its graph, what its outputs are, and how to ask the original.
+
+    rows: it was made for so many at a time.
+    """
 
     model: ir.Model
     outputs: Outputs
@@ -168,6 +187,7 @@ class _Model:
     names: list[str]
     title: str
     notes: Sequence[str] = ()
+    rows: int | None = None
 
 
 def _from_onnx(
@@ -178,14 +198,16 @@ def _from_onnx(
     auxiliary: Mapping[str, Sequence[str]] | None,
 ) -> _Model:
     model = graphs.read_onnx(path)
-    one_by_one = free_batch(model.graph)
+    _refuse_bfloat16((v.name, v.dtype) for v in (*model.graph.inputs, *model.graph.initializers.values()))
+    rows = free_batch(model)
     outputs = _onnx_outputs(model.graph, exits, auxiliary)
     names = list(outputs.logits)
-    file = OnnxFile(path, one_by_one=one_by_one)
+    file = OnnxFile(path, rows=rows)
     heads = take_heads(model.graph, names, file.tensors)
     outputs.logits[:] = [head.output for head in heads]
     named = {k: {int(i): str(v) for i, v in a.items()} for k, a in axes.items()} if axes else None
-    return _Model(model, outputs, named, example, file.reference(outputs, heads), "onnx", names, path.stem, said(heads))
+    reference = file.reference(outputs, heads)
+    return _Model(model, outputs, named, example, reference, "onnx", names, path.stem, said(heads), rows)
 
 
 def _from_torch(
@@ -234,9 +256,11 @@ def _build(
     say("looking at shapes")
     example = source.example if source.against == "torch" else _onnx_example(graph, source.example)
     probe = Probe(graph, store, folder, example)
-    count = _classes(graph, probe, classes)
+    count = _classes(graph, probe, classes, of_a_file=source.against == "onnx")
     say("cutting it into blocks")
     company = keep_company(probe, source.reference)
+    if source.rows is not None:
+        _refuse_mixed(probe, source.reference, company)
     partition, plan = _cut(graph, probe, company)
     unknown = uncounted((op for block in plan.blocks for op in block.ops), probe.shapes)
     if unknown and not any(op.proto.op_type in DATA_SIZED for op in graph.ops):
@@ -257,6 +281,9 @@ def _build(
     }
     document["rows_independent"] = company.independent
     (folder / MANIFEST).write_bytes(seal(document))
+    half = ir.DataType.FLOAT16 in graph.dtypes.values()
+    if half:
+        check_loads([folder / part["file"] for part in (*document["blocks"], *document["segments"])])
     say("verifying the cascade against the model")
     result = verify(folder, probe, source.reference, company)
     result.summary.update(against=source.against, batch_difference=company.difference)
@@ -265,7 +292,7 @@ def _build(
     if len(plan.blocks) > 1:
         say("nesting the blocks into one graph")
         protos = _plain_blocks(graph, probe, plan, store, document)
-        _add_cascade_graphs(folder, document, protos, probe, source.reference, company, say)
+        _add_cascade_graphs(folder, document, protos, probe, company, result.leaving, say, half=half)
     if document["preprocess"] is None:
         read_bundle(folder)
     else:
@@ -281,6 +308,22 @@ def _build(
         )
     rows = company.different({**probe.example_sizes, "batch": 16})
     return [*notes, *oddities(source.reference(rows)["logits"])]
+
+
+def _refuse_mixed(probe: Probe, reference: Reference, company: Company) -> None:
+    """Raises ExportError where a file of a fixed batch says something else of a row than when it is alone there."""
+    if not company.independent:
+        raise ExportError(
+            f"a row's answer depends on the rows beside it (by {company.difference:.2g} of its logits' size)."
+        )
+    rows = company.different({**probe.example_sizes, "batch": 7})
+    pairs = zip(probe.answers(rows)["logits"], reference(rows)["logits"], strict=True)
+    for j, (a, b) in enumerate(pairs):
+        if not difference(a, b) <= max(TOLERANCE, rounding(probe.graph)):
+            raise ExportError(
+                f"given several, its graph answers a row otherwise at exit {j} than the file does alone: an index or "
+                "size in it is that of a fixed number of rows."
+            )
 
 
 def _about_costs(graph: graphs.ModelGraph, probe: Probe, unknown: Sequence[Op]) -> list[str]:
@@ -310,9 +353,11 @@ def _add_cascade_graphs(
     document: dict[str, Any],
     protos: list[onnx.ModelProto],
     probe: Probe,
-    reference: Reference,
     company: Company,
+    leaving: Sequence[Leaving],
     say: Progress,
+    *,
+    half: bool,
 ) -> None:
     """Add the cascade graph, and the one that gives every exit's word; neither if it doesn't give what blocks give."""
     count = len(protos)
@@ -328,9 +373,11 @@ def _add_cascade_graphs(
         file = folder / str(described[field])
         try:
             onnx.save(CascadeGraphWriter(document, protos, every_exit=field == "every_exit").proto(), file)
+            if half:
+                check_loads([file])
             files = {**document["files"], file.name: {"sha256": sha256_of_file(file), "bytes": file.stat().st_size}}
             (folder / MANIFEST).write_bytes(seal({**document, "files": files, "cascade": described}))
-            verify_cascade_graph(folder, probe, reference, company)
+            verify_cascade_graph(folder, probe, company, leaving, every_exit=field == "every_exit")
         except (ExportError, BundleError) as error:
             say(f"without {file.name}: {error}")
             file.unlink(missing_ok=True)
@@ -407,18 +454,22 @@ def _check_names(graph: graphs.ModelGraph, names: list[str]) -> None:
     for axis in graph.axes:
         if not is_axis(axis):
             raise ExportError(f"the axis name {axis!r} is not a plain identifier: give dynamic_axes with other names.")
-    for name, kind in graph.dtypes.items():
-        if kind == ir.DataType.BFLOAT16:
-            raise ExportError(
-                f"{name!r} is bfloat16, which ONNX Runtime can't compute with on a CPU: export the model in float32 "
-                "(model.float(), and without autocast in forward)."
-            )
+    _refuse_bfloat16(graph.dtypes.items())
     for name, (dtype, _) in graph.inputs.items():
         if numpy_name(dtype) not in DTYPES:
             raise ExportError(f"input {name!r} has the type {dtype}: expected one of {sorted(DTYPES)}.")
 
 
-def _classes(graph: graphs.ModelGraph, probe: Probe, classes: Sequence[str] | None) -> int:
+def _refuse_bfloat16(types: Iterable[tuple[str | None, ir.DataType | None]]) -> None:
+    for name, kind in types:
+        if kind == ir.DataType.BFLOAT16:
+            raise ExportError(
+                f"{name!r} is bfloat16, which ONNX Runtime can't compute with on a CPU: export the model in float32 "
+                "(model.float(), and without autocast in forward)."
+            )
+
+
+def _classes(graph: graphs.ModelGraph, probe: Probe, classes: Sequence[str] | None, *, of_a_file: bool) -> int:
     counts = []
     for output in graph.outputs.logits:
         dims = probe.shapes.get(output)
@@ -428,7 +479,10 @@ def _classes(graph: graphs.ModelGraph, probe: Probe, classes: Sequence[str] | No
             raise ExportError(f"exit {output!r} has the type {graph.dtypes[output]}: expected floating-point logits.")
         counts.append(dims[1].constant)
     if len(set(counts)) != 1:
-        raise ExportError(f"the exits have {counts} classes: expected the same number at each.")
+        way_out = " Name those outputs that are exits: exits, or --exits." if of_a_file else ""
+        raise ExportError(
+            f"the exits {graph.outputs.logits} have {counts} classes: expected the same number at each.{way_out}"
+        )
     if classes is not None and len(classes) != counts[0]:
         raise ExportError(f"classes has {len(classes)} names, the logits have {counts[0]} columns.")
     for output in graph.outputs.names:

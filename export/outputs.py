@@ -76,9 +76,8 @@ def flatten(output: Any) -> dict[str, list[Any]]:
             stacked = tensors.ndim > 1 and (kind == "routing" or tensors.shape[0] == len(logits) > 1)
             tensors = tensors.unbind(0) if stacked else [tensors]
         flat[kind] = _tensors(kind, tensors)
-    classes = logits[0].shape[-1]
     for key, value in named.items():
-        if key not in KINDS and any(_may_be_exits(one, classes) for one in _each(value)):
+        if key not in KINDS and any(_may_be_exits(one, logits[0]) for one in _each(value)):
             raise ExportError(
                 f"the model returns {key!r} beside its logits, of the same shape: return the logits of all exits in "
                 "one list, shallow to deep."
@@ -131,7 +130,11 @@ def _logits(given: Any) -> list[Any]:
         return _logits(first)
     exits = list(given)
     while len(exits) > 1 and not _is_exit(exits[-1]):  # hidden states, a mapping of extras, None
-        exits.pop()
+        if any(_may_be_exits(one, first) for one in _each(exits.pop())):
+            raise ExportError(
+                "the model returns logits behind others of the same shape, in a list or mapping: return the logits of "
+                "all exits in one list, shallow to deep."
+            )
     return _tensors("logits", exits)
 
 
@@ -151,11 +154,14 @@ def _tensors(kind: str, given: Any) -> list[Any]:
 
 
 def _each(value: Any) -> Sequence[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
     return value if isinstance(value, list | tuple) else [value]
 
 
-def _may_be_exits(value: Any, classes: int) -> bool:
-    return hasattr(value, "shape") and len(value.shape) == 2 and value.shape[1] == classes
+def _may_be_exits(value: Any, logits: Any) -> bool:
+    """Whether it has the shape of an exit, (batch, classes)."""
+    return hasattr(value, "shape") and len(value.shape) == 2 and value.shape[-1:] == getattr(logits, "shape", ())[-1:]
 
 
 def _refuse_boxes(output: Mapping[str, Any]) -> None:

@@ -292,11 +292,10 @@ class Partition:
         earlier = [op for op in self.graph.ops if self._block_of.get(op.index, block) < block]
         total = evaluate(str(flops(earlier, self.shapes)), self.sizes)
         if again > _MAX_RECOMPUTED * total:
-            culprit = self._describe(heavy[-1].outputs[0])
+            culprit = heavy[-1].outputs[0]
             raise ExportError(
                 f"the cut before exit {block} would compute {again / total:.0%} of the earlier blocks again, because "
-                f"{culprit} can't be carried: no axis of it is plainly the batch. Keep the batch as an axis of its "
-                "own where the model is cut: frames or windows that are folded into it, as [batch, frames, …]."
+                f"{self._describe(culprit)} can't be carried: {self._why_not(culprit)}"
             )
 
     def _stuck(self, needed: set[str], block: int) -> str:
@@ -304,6 +303,14 @@ class Partition:
         return (
             f"the cut before exit {block} can't be made: {self._describe(stuck[0])} has no axis that is plainly the "
             "batch and can't be computed again. Keep the batch as an axis of its own where the model is cut."
+        )
+
+    def _why_not(self, name: str) -> str:
+        if name in self._banned:
+            return "a row of it isn't the same when others are left out."
+        return (
+            "no axis of it is plainly the batch. Keep the batch as an axis of its own where the model is cut: frames "
+            "or windows that are folded into it, as [batch, frames, …]."
         )
 
     def _describe(self, name: str) -> str:

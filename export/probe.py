@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 from offramp.export.dims import Dim, fit, next_size
 from offramp.export.graph import ModelGraph
+from offramp.export.outputs import KINDS
 from offramp.export.writing.weights import WeightFile
 from offramp.runtime.errors import ExportError
 from offramp.runtime.execution.cpu.session import onnxruntime
@@ -20,6 +21,8 @@ _OTHER_SIZES = 4
 # Strides are found by halving: ten sizes tell 1,024 paddings apart, others one stride from the next.
 _MOST_OTHER_SIZES = 24
 _MOST_QUOTIENTS = 16
+# What ONNX Runtime calls types.
+_TYPES = {dtype.name.lower(): dtype for dtype in ir.DataType}
 
 
 def resize(inputs: Mapping[str, Any], shapes: Mapping[str, list[int | str]], sizes: Mapping[str, int]) -> Inputs:
@@ -64,6 +67,7 @@ class Probe:
         self._example = example
         self._given = {name: shape for name, (_, shape) in graph.inputs.items()}
         self._store, self._folder = store, folder
+        self._type_the_rest()
         watched = [name for op in graph.ops for name in op.outputs if name in graph.dtypes]
         extra = [onnx.helper.make_node("Shape", [name], [_PREFIX + name]) for name in watched]
         outputs = [onnx.helper.make_tensor_value_info(_PREFIX + n, onnx.TensorProto.INT64, None) for n in watched] + [
@@ -80,6 +84,17 @@ class Probe:
         self.runs = self._runs(session)
         self._seen = [*self.runs, *self._more_runs(session)]
         self.shapes = self._fit()
+
+    def _type_the_rest(self) -> None:
+        """Types that ONNX doesn't infer, behind ONNX Runtime's own operations, as ONNX Runtime does."""
+        made = [name for op in self.graph.ops for name in op.outputs if name not in self.graph.dtypes]
+        if not made:
+            return
+        session = self._open([onnx.helper.make_empty_tensor_value_info(name) for name in made], [])
+        for value in session.get_outputs():
+            kind = value.type.removeprefix("tensor(").removesuffix(")")
+            if kind in _TYPES:
+                self.graph.dtypes[value.name] = _TYPES[kind]
 
     def _open(self, outputs: list[onnx.ValueInfoProto], extra: list[onnx.NodeProto]) -> Any:
         """The whole model as a session, its optimisations off, giving `outputs`."""
@@ -103,6 +118,13 @@ class Probe:
             if expected.shape != part.shape or not _close(expected, part):
                 wrong.add(name)
         return wrong
+
+    def answers(self, inputs: Inputs) -> dict[str, list[np.ndarray[Any, Any]]]:
+        """The outputs of the whole graph by kind, before anything is cut."""
+        outputs = self.graph.outputs
+        session = self._open([onnx.helper.make_empty_tensor_value_info(n) for n in outputs.names], [])
+        values = dict(zip(outputs.names, session.run(outputs.names, inputs), strict=True))
+        return {kind: [values[n] for n in getattr(outputs, kind)] for kind in KINDS if getattr(outputs, kind)}
 
     def inputs(self, sizes: Mapping[str, int]) -> Inputs:
         return resize(self._example, self._given, sizes)
@@ -203,6 +225,8 @@ def plain_session(model: Path | bytes, what: str, *, optimised: bool = False, we
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights))
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
+    if not optimised:  # it runs a few times: packing every matrix for that would hold the weights once more
+        options.add_session_config_entry("session.disable_prepacking", "1")
     try:
         given = model if isinstance(model, bytes) else str(model)
         return ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])

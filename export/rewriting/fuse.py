@@ -6,12 +6,8 @@ Only the attention proper is fused: with its projections packed in as well (com.
 1.24 of the plain time on one thread, with them apart 0.89. Norms and activations ONNX Runtime fuses by itself.
 """
 
-import contextlib
-import io
-import logging
-from collections.abc import Iterator
-
 import onnx_ir as ir
+from offramp.export.rewriting.quiet import quietly
 from onnx_ir.passes import common as passes
 
 
@@ -19,7 +15,7 @@ def fuse(model: ir.Model) -> ir.Model | None:
     """A fused copy of the model; None where there is nothing to fuse, or the rewriter can't handle it."""
     names = [value.name for value in model.graph.outputs]
     try:
-        with _silence():
+        with quietly("onnxscript"):
             copy = model.clone()
             fused = _fuse_attention(copy)
     except Exception:  # a rewriter's own trouble is no reason to refuse a model
@@ -52,18 +48,6 @@ def _fuse_attention(model: ir.Model) -> int:
     made += replace_sdpa_by_mha(model)
     optimize(model)  # inlines what was prepared but not fused
     return int(made)
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    logger = logging.getLogger("onnxscript")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _drop_unused_outputs(graph: ir.Graph) -> None:

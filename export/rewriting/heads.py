@@ -89,9 +89,15 @@ def _value(graph: ir.Graph, name: str) -> ir.Value:
 def _last(value: ir.Value) -> ir.Node | None:
     """The operation that makes a value, those that hand on what they get left out."""
     node = value.producer()
-    while node is not None and node.op_type in _SAME and node.inputs[0] is not None:
+    while node is not None and (node.op_type in _SAME or _rounds(node)) and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     return node
+
+
+def _rounds(node: ir.Node) -> bool:
+    """Is it a Cast from one floating-point type to another, as files of float16 end in?"""
+    kinds = [value.dtype if value is not None else None for value in (*node.inputs, *node.outputs)]
+    return node.op_type == "Cast" and all(kind is not None and kind.is_floating_point() for kind in kinds)
 
 
 def _over_the_last_axis(node: ir.Node, value: ir.Value) -> bool:

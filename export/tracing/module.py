@@ -1,6 +1,7 @@
 """The user's torch module: run without leaving a trace in it, and asked for what would make its export wrong."""
 
 import inspect
+import io
 import linecache
 import random
 import tempfile
@@ -25,13 +26,15 @@ ALL_LOGITS = (
 
 
 _KEPT_IN_MEMORY = 2**24
+_LARGE = 2**20
 
 
 class Kept:
     """A module as it was: its tensors, its flags, its attributes and what they hold.
 
     forward may update statistics, count its calls or keep what it saw last; none of it is to be the user's afterwards.
-    Tensors are kept in a file, small models apart: in memory they would be the model again.
+    Tensors are kept in a file, small models apart: in memory they would be the model again. Large ones are compared
+    with it only where torch has counted a change, and all of them at the end.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -45,6 +48,7 @@ class Kept:
         tensors = {id(t): t for t in [*model.parameters(), *model.buffers(), *self._loose_tensors()] if _has_values(t)}
         self._file = tempfile.SpooledTemporaryFile(max_size=_KEPT_IN_MEMORY)  # noqa: SIM115 -- as long as this lives
         self._tensors = [(t, t.dtype, t.shape, t.requires_grad) for t in tensors.values()]
+        self._changes = [_changes(t) for t in tensors.values()]
         try:
             for tensor in tensors.values():
                 self._file.write(_bits(tensor).numpy().data)
@@ -60,7 +64,8 @@ class Kept:
         values += [v for _, copy in self._held for v in (copy.values() if isinstance(copy, dict) else copy)]
         return (v for v in values if isinstance(v, torch.Tensor))
 
-    def restore(self) -> None:
+    def restore(self, *, whole: bool = True) -> None:
+        """whole: False takes torch's word for large tensors, which doesn't count what is changed through `.data`."""
         for attributes, before in self._attributes:
             attributes.clear()
             attributes.update(before)
@@ -69,14 +74,19 @@ class Kept:
             held.extend(copy) if isinstance(held, list) else held.update(copy)
         self._file.seek(0)
         with torch.no_grad():
-            for tensor, dtype, shape, needs_gradient in self._tensors:
-                values = self._read(shape.numel() * dtype.itemsize)
+            for k, (tensor, dtype, shape, needs_gradient) in enumerate(self._tensors):
+                size = shape.numel() * dtype.itemsize
+                if not whole and size > _LARGE and (changes := _changes(tensor)) and changes == self._changes[k]:
+                    self._file.seek(size, io.SEEK_CUR)
+                    continue
+                values = self._read(size)
                 if (tensor.shape, tensor.dtype) != (shape, dtype):
                     tensor.data = values.view(dtype).reshape(shape).to(tensor.device)
                 elif not torch.equal(_bits(tensor), values):
                     tensor.detach().copy_(values.view(dtype).reshape(shape))  # in place: others may hold views of it
                 if tensor.requires_grad != needs_gradient:
                     tensor.requires_grad_(needs_gradient)
+                self._changes[k] = _changes(tensor)
 
     def close(self) -> None:
         """Let go of the copy."""
@@ -87,6 +97,11 @@ class Kept:
         data = np.empty(count, np.uint8)
         self._file.readinto(data.data)
         return torch.from_numpy(data)
+
+
+def _changes(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Where its values lie, and how often torch has changed them; None where torch doesn't count."""
+    return None if tensor.is_inference() else (tensor.data_ptr(), tensor._version)
 
 
 def _has_values(tensor: torch.Tensor) -> bool:
@@ -117,7 +132,7 @@ class Runner:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        self.restore()
+        self._kept.restore()
         self._kept.close()
         mine, numpys, torchs = self._random
         random.setstate(mine)
@@ -126,7 +141,7 @@ class Runner:
 
     def restore(self) -> None:
         """The module as it was; the random generators go on, or what is random couldn't be seen."""
-        self._kept.restore()
+        self._kept.restore(whole=False)
 
     def __call__(self, inputs: Inputs) -> Outputs:
         """The outputs by kind. Raises ExportError if the model fails, or has other exits than at the first call."""
@@ -149,7 +164,8 @@ class Runner:
         self._exits = self._exits or exits
         if exits != self._exits:
             raise ExportError(
-                f"forward returns {self._exits} exits for some inputs and {exits} for others. {ALL_LOGITS}"
+                f"forward returns {self._exits} exits for some inputs and {exits} for others. {ALL_LOGITS} In one "
+                "tensor they are stacked along axis 0, [exits, batch, classes]."
             )
         return made
 

@@ -14,6 +14,7 @@ import torch
 from offramp.export.outputs import Outputs, flatten
 from offramp.export.tracing.module import ALL_LOGITS, Runner, line_of
 from offramp.runtime.errors import ExportError
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
 
@@ -66,7 +67,7 @@ def trace(
     names = list(example)
     output = run(example)
     outputs = Outputs(**{kind: [f"{kind}_{k}" for k in range(len(arrays))] for kind, arrays in output.items()})
-    rows = next(example[name].shape[k] for name in names for k, a in dynamic_axes[name].items() if a == "batch")
+    rows = example[names[0]].shape[_batch(dynamic_axes[names[0]])]
     for kind, arrays in output.items():
         for k, array in enumerate(arrays):
             if array.ndim == 0 or array.shape[0] != rows or (kind == "logits" and array.ndim != 2):
@@ -75,6 +76,8 @@ def trace(
                     f"{kind}[{k}] has the shape {list(array.shape)} for {rows} rows: expected {wanted}."
                     f"{_likely(array.shape, rows) if kind == 'logits' else ''}"
                 )
+    if len(output["logits"]) == rows > 1:  # or are they rows, of exits stacked behind the batch?
+        run({n: np.concatenate([a, a], axis=_batch(dynamic_axes[n])) for n, a in example.items()})
     flat = _Flat(run.model, names, run.changed)
     flat.training = run.model.training
     try:
@@ -85,7 +88,7 @@ def trace(
             _quiet("torch.onnx", "torch.export", "torch"),
         ):
             warnings.simplefilter("ignore")
-            program = torch.onnx.export(
+            program = _exported(
                 flat,
                 tuple(torch.from_numpy(array.copy()) for array in example.values()),
                 dynamo=True,
@@ -115,6 +118,24 @@ def trace(
     if program is None:
         raise ExportError("torch.export gave no program.")
     return program.model, outputs
+
+
+def _batch(axes: Mapping[int, str]) -> int:
+    return next(k for k, name in axes.items() if name == "batch")
+
+
+def _exported(*args: Any, **kwargs: Any) -> Any:
+    """torch.onnx.export, with attention spelt out where torch refuses a view of what its fused kernel gives.
+
+    That lies in memory otherwise than what it is decomposed into later: Hugging Face's Swin, torch 2.13.
+    """
+    try:
+        return torch.onnx.export(*args, **kwargs)
+    except Exception as error:
+        if "Cannot view a tensor" not in str(_cause(error)):
+            raise
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.onnx.export(*args, **kwargs)
 
 
 def _likely(shape: tuple[int, ...], rows: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from offramp.export.tracing.chain import Chain, as_chain
 from offramp.runtime.errors import ExportError
 
 _PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
@@ -21,11 +22,12 @@ _OTHER_TASKS = {
     "Segmentation": "one answer a pixel",
     "MultipleChoice": "one score a choice",
 }
+_OTHER_PROBLEMS = {"multi_label_classification": "multi-label", "regression": "regression"}
 _CONSTANTS = (bool, int, float, str, type(None))
 
 
 def as_module(model: Any) -> torch.nn.Module:
-    """The nn.Module in what was given: that of torch.compile, DataParallel or a bound `forward`.
+    """The nn.Module in what was given: that of torch.compile, DataParallel, a bound `forward`, or blocks and heads.
 
     Raises ExportError with the way out for anything else, for tasks that aren't the classification of a row, and for
     weights that ONNX Runtime can't compute with on a CPU.
@@ -41,6 +43,7 @@ def as_module(model: Any) -> torch.nn.Module:
         model = model.__self__
     while isinstance(model, _PARALLEL) or hasattr(model, "_orig_mod"):
         model = model.module if isinstance(model, _PARALLEL) else model._orig_mod
+    model = as_chain(model) or model
     if isinstance(model, torch.export.ExportedProgram | torch.jit.ScriptModule | torch.fx.GraphModule):
         raise ExportError(
             f"model is a {type(model).__name__}, whose sizes may be fixed: give the torch.nn.Module it was made of, or "
@@ -48,8 +51,9 @@ def as_module(model: Any) -> torch.nn.Module:
         )
     if not isinstance(model, torch.nn.Module):
         wrap = ", in whose forward you call it" if callable(model) else ""
+        parts = ', {"blocks": [...], "heads": [...]}' if isinstance(model, Mapping | Sequence) else ""
         raise ExportError(
-            f"model is a {type(model).__name__}: expected a torch.nn.Module{wrap}, or the path of an ONNX file."
+            f"model is a {type(model).__name__}: expected a torch.nn.Module{wrap}{parts}, or the path of an ONNX file."
         )
     _refuse_other_tasks(model)
     _refuse_weights(model)
@@ -58,8 +62,11 @@ def as_module(model: Any) -> torch.nn.Module:
 
 def _refuse_other_tasks(model: torch.nn.Module) -> None:
     kind = type(model).__name__
-    if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
-        raise ExportError(f"{kind} is a multi-label model (config.problem_type): offramp answers with one class a row.")
+    problem = getattr(getattr(model, "config", None), "problem_type", None)
+    if problem in _OTHER_PROBLEMS:
+        raise ExportError(
+            f"{kind} is a {_OTHER_PROBLEMS[problem]} model (config.problem_type): offramp answers with one class a row."
+        )
     for names, given in _OTHER_TASKS.items():
         if re.search(f"({names})$", kind):
             raise ExportError(f"{kind} gives {given}: offramp serves classifiers, which answer with one class a row.")
@@ -161,7 +168,8 @@ def name_inputs(model: torch.nn.Module, example: Any) -> tuple[torch.nn.Module, 
 
 def _parameters(model: torch.nn.Module) -> tuple[list[str], bool]:
     """Names of forward's parameters, and whether it takes any number more by position."""
-    parameters = inspect.signature(model.forward).parameters.values()
+    takes = model.blocks[0] if isinstance(model, Chain) else model
+    parameters = inspect.signature(takes.forward).parameters.values()
     named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return named, any(p.kind == p.VAR_POSITIONAL for p in parameters)
 

@@ -117,12 +117,6 @@ def test_exits_that_make_no_sense_are_refused_by_name(tmp_path, exits, message):
         export_bundle(tmp_path / "m.onnx", None, tmp_path / "b", exits=exits)
 
 
-def test_a_fixed_batch_of_several_rows_is_refused(tmp_path):
-    onnx.save(three_exits(batch=4), tmp_path / "m.onnx")
-    with pytest.raises(ExportError, match=r"input 'x' .* expected one axis named .batch."):
-        export_bundle(tmp_path / "m.onnx", None, tmp_path / "b", exits=["early", "late"])
-
-
 def answers(bundle, **inputs):
     with Cascade.load(bundle, threads=1) as cascade:
         return np.stack(list(cascade.record(inputs).logits))
@@ -153,7 +147,9 @@ def test_one_that_mixes_its_rows_when_there_are_many_is_refused(tmp_path):
     model.graph.node.insert(3, helper.make_node("Add", ["a0", "all"], ["mixed"]))
     model.graph.node[4].input[0] = "mixed"
     onnx.save(model, tmp_path / "m.onnx")
-    with pytest.raises(ExportError, match=r"logits\[0\] of the cascade differs"):
+    with pytest.raises(
+        ExportError, match=r"^the file takes 1 row at a time, .* answers a row otherwise at exit 0 than"
+    ):
         export_bundle(tmp_path / "m.onnx", None, tmp_path / "b", exits=EXITS)
 
 
@@ -202,6 +198,48 @@ def test_the_sigmoid_of_one_logit_is_the_softmax_of_two_columns(tmp_path, column
     logits = answers(bundle, x=X)
     softmax = np.exp(logits[..., 1]) / np.exp(logits).sum(-1)
     np.testing.assert_allclose(softmax, np.stack(probabilities).reshape(3, 5), atol=1e-5)
+
+
+def test_a_softmax_that_is_rounded_afterwards_is_left_out_too(tmp_path):
+    model = three_exits()
+    for k, name in enumerate(EXITS):
+        model.graph.node.append(helper.make_node("Softmax", [name], [f"p{k}"], axis=-1))
+        model.graph.node.append(helper.make_node("Cast", [f"p{k}"], [f"d{k}"], to=TensorProto.DOUBLE))
+        model.graph.output[k].CopyFrom(helper.make_tensor_value_info(f"d{k}", TensorProto.DOUBLE, ["N", 4]))
+    onnx.save(model, tmp_path / "m.onnx")
+    onnx.save(three_exits(), tmp_path / "plain.onnx")
+    bundle = export_bundle(tmp_path / "m.onnx", None, tmp_path / "b", exits=["d0", "d1", "d2"])
+    np.testing.assert_allclose(answers(bundle, x=X), asked(tmp_path / "plain.onnx", EXITS, x=X), atol=1e-5)
+
+
+def test_operations_of_onnx_runtime_are_carried_and_counted_as_others(tmp_path):
+    model = three_exits()
+    model.graph.node[1].CopyFrom(helper.make_node("FastGelu", ["m0"], ["a0"], domain="com.microsoft"))
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    onnx.save(model, tmp_path / "m.onnx")
+    bundle = export_bundle(tmp_path / "m.onnx", None, tmp_path / "b", exits=EXITS)
+    np.testing.assert_allclose(answers(bundle, x=X), asked(tmp_path / "m.onnx", EXITS, x=X), atol=1e-5)
+    with Cascade.load(bundle, threads=1) as cascade:
+        assert "a0" in cascade.manifest.tensors
+        assert [block.recomputed for block in cascade.manifest.blocks] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda m: m.graph.output.append(helper.make_tensor_value_info("a0", 1, ["N", 6])),
+            r"have \[4, 4, 4, 6\] .* --exits",
+        ),
+        (lambda m: m.graph.input[0].type.tensor_type.__setattr__("elem_type", TensorProto.BFLOAT16), "'x' is bfloat16"),
+    ],
+)
+def test_what_a_file_has_beside_its_exits_or_in_place_of_numbers_is_named(tmp_path, change, message):
+    model = three_exits()
+    change(model)
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ExportError, match=message):
+        export_bundle(tmp_path / "m.onnx", None, tmp_path / "b")
 
 
 def test_sigmoids_of_several_columns_are_refused_as_several_labels(tmp_path):

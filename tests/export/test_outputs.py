@@ -87,6 +87,9 @@ def test_one_exits_features_are_no_stack():
     ("output", "message"),
     [
         ({"logits": C, "exit_logits": [A, B]}, "returns 'exit_logits' beside its logits, of the same shape"),
+        ((C, [A, B]), "returns logits behind others of the same shape"),
+        ((C, {"aux": A}), "returns logits behind others of the same shape"),
+        ({"logits": C, "early": {"a": A}}, "returns 'early' beside its logits, of the same shape"),
         ([{"boxes": A, "labels": A, "scores": A}], "as detection models do"),
         ({"pred_boxes": HIDDEN, "logits": HIDDEN}, "as detection models do"),
         (

@@ -21,9 +21,9 @@ from onnx import TensorProto, helper
 OUTPUTS = Outputs(logits=["logits_0", "logits_1"])
 
 
-def model(path):
+def model(path, seed=0):
     """Two exits on four numbers."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     weights = [
         onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
         for name, shape in (("w0", (4, 4)), ("v0", (4, 3)), ("w1", (4, 4)), ("v1", (4, 3)))
@@ -72,7 +72,8 @@ def test_a_bundle_of_its_model_passes_with_the_difference_seen(made):
     assert 0 <= found.summary["max_difference"] < 1e-5
     assert found.summary["sizes"] == [sizes for sizes, _ in probe.runs]
     assert found.pads == {}
-    verify_cascade_graph(bundle, probe, reference, company)
+    for every_exit in (False, True):
+        verify_cascade_graph(bundle, probe, company, found.leaving, every_exit=every_exit)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,15 @@ def test_a_bundle_of_another_model_is_refused_by_the_exit_that_differs(made, exi
     bundle, probe, reference, company = made
     with pytest.raises(ExportError, match=rf"^logits\[{exit}\] of the cascade differs .* the bundle wasn't written"):
         verify(bundle, probe, off(reference, "logits", exit, change), company)
+
+
+def test_who_is_to_blame_is_told_by_the_graph_before_it_was_cut(made, tmp_path):
+    bundle, probe, reference, company = made
+    with pytest.raises(ExportError, match=r"So does the graph before it was cut, by .*: it isn't what the model"):
+        verify(bundle, probe, off(reference, "logits", 1, lambda z: -z), company)
+    other = export_bundle(model(tmp_path / "m.onnx", seed=2), None, tmp_path / "b")
+    with pytest.raises(ExportError, match=r"The graph before it was cut doesn't: this is offramp's fault"):
+        verify(other, probe, reference, company)
 
 
 def scores_of_others(model):
@@ -121,8 +131,9 @@ def test_a_graph_that_says_something_else_of_an_exit_than_its_block_is_refused(m
     del document["digest"]
     document["files"][file.name] = {"sha256": sha256_of_file(file), "bytes": file.stat().st_size}
     manifest.write_bytes(seal(document))
+    leaving = verify(bundle, probe, reference, company).leaving
     with pytest.raises(ExportError, match=r"^it says of exit 0 what is off by"):
-        verify_cascade_graph(folder, probe, reference, company)
+        verify_cascade_graph(folder, probe, company, leaving, every_exit=True)
 
 
 def test_a_difference_of_rounding_is_none(made):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from offramp.export import export_bundle
+from offramp.export.tracing.module import Runner
 from offramp.runtime import Cascade, ExportError
 from torch.nn import functional
 from toys import Plain, make
@@ -281,6 +282,37 @@ def test_exits_that_come_and_go_are_named(tmp_path):
 
     with pytest.raises(ExportError, match=r"forward returns 3 exits for some inputs and 1 for others. Return the log"):
         export_bundle(make(Hiding), {"x": torch.linspace(-1, 1, 24).view(3, 8)}, tmp_path / "b")
+
+
+def test_exits_that_are_stacked_behind_the_batch_are_not_taken_for_rows(tmp_path):
+    class Behind(Plain):
+        def forward(self, x):
+            return torch.stack(super().forward(x), 1)
+
+    with pytest.raises(ExportError, match=r"stacked along axis 0, \[exits, batch, classes\]"):
+        export_bundle(make(Behind), {"x": torch.randn(4, 8)}, tmp_path / "b")
+
+
+CHANGED = 5.0
+
+
+def test_what_changes_large_weights_is_undone_at_the_end_and_where_torch_counts_it_after_every_run():
+    class Large(Plain):
+        def __init__(self, unseen):
+            super().__init__()
+            self.register_buffer("large", torch.zeros(600, 600))
+            self.unseen = unseen
+
+        def forward(self, x):
+            (self.large.data if self.unseen else self.large).fill_(CHANGED)
+            return super().forward(x)
+
+    for unseen in (True, False):
+        model = Large(unseen)
+        with Runner(model) as run:
+            run({"x": np.zeros((3, 8), np.float32)})
+            assert float(model.large[0, 0]) == (CHANGED if unseen else 0)
+        assert float(model.large.abs().max()) == 0
 
 
 def test_a_model_that_is_random_in_evaluation_is_told_why(tmp_path):

@@ -32,9 +32,9 @@ class FasterRCNN(nn.Linear):
     pass
 
 
-def several_labels():
+def of_problem(kind):
     model = make(Plain)
-    model.config = type("Config", (), {"problem_type": "multi_label_classification"})()
+    model.config = type("Config", (), {"problem_type": kind})()
     return model
 
 
@@ -45,10 +45,11 @@ def several_labels():
         (lambda x: [x], "model is a function: expected a torch.nn.Module, in whose forward you call it"),
         (torch.jit.script(nn.Linear(2, 2)), "model is a RecursiveScriptModule, .* give the torch.nn.Module it was"),
         (torch.export.export(nn.Linear(2, 2), (torch.zeros(3, 2),)), "model is a ExportedProgram, .* ONNX file"),
-        ({"state": 1}, "model is a dict: expected a torch.nn.Module, or the path"),
+        ({"state": 1}, r"model is a dict: expected a torch.nn.Module, {\"blocks\": \[...\], .*, or the path"),
         (make(Plain).bfloat16(), r"blocks\.0\.0\.weight is bfloat16, .* give model.float\(\)"),
         (nn.Linear(2, 2, device="meta"), "weight is on the meta device"),
-        (several_labels(), "Plain is a multi-label model"),
+        (of_problem("multi_label_classification"), "Plain is a multi-label model"),
+        (of_problem("regression"), "Plain is a regression model"),
         (BertForTokenClassification(2, 2), "BertForTokenClassification gives one answer a token"),
         (GPT2LMHeadModel(2, 2), "GPT2LMHeadModel gives generated text"),
         (FasterRCNN(2, 2), "FasterRCNN gives boxes"),
