@@ -39,7 +39,8 @@ class Asked:
     """What is asked for. train, val, test: data as `record` takes it; val has labels, train needs none.
 
     targets: of the operating points. exits: early exits to keep, None for those that pay by times measured here.
-    labels: whether the train rows' labels are used. seconds: for measuring, 0 for not at all.
+    labels: whether the train rows' labels are used. joint: whether the classifier's own weights are trained.
+    seconds: for measuring, 0 for not at all.
     """
 
     train: Path
@@ -48,6 +49,7 @@ class Asked:
     test: Path | None = None
     exits: Sequence[int] | None = None
     labels: bool = True
+    joint: bool = False
     recipe: Recipe = field(default_factory=Recipe)
     seconds: float = 20.0
     device: str = "cpu"
@@ -113,7 +115,7 @@ class _Making:
     def run(self, out: Path) -> Made:
         asked, recipe = self._asked, msgspec.to_builtins(self._asked.recipe)
         model = [own_version(), digest(self._attached.source), digest(self._attached.heads), repr(self._attached.taps)]
-        taught = [model, self._data["train"], recipe, asked.labels, asked.device]
+        taught = [model, self._data["train"], recipe, asked.labels, asked.joint, asked.device]
         trained = self._steps.do("trained", "training the heads", taught, self._train)
         about = self._attached.about
         known = [about.classes, json.dumps(about.preprocess, sort_keys=True, default=str)]
@@ -151,12 +153,13 @@ class _Making:
             self._attached,
             self._asked.train,
             labels=self._asked.labels,
+            joint=self._asked.joint,
             recipe=self._asked.recipe,
             work=scratch,
             device=self._asked.device,
             bars=self._bars,
         )
-        save_attached(self._attached, path, self._source, trained=summary(made))
+        save_attached(self._attached, path, self._source, tuned=self._asked.joint, trained=summary(made))
         write_atomically(path / "table.txt", table(made).encode())
         shutil.rmtree(scratch)
 
