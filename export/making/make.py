@@ -33,6 +33,8 @@ from offramp.runtime.jobs.recording.record import record
 from offramp.runtime.jobs.recording.unfinished import Unfinished, unfinished
 from offramp.runtime.points import OperatingPoint
 
+_NOTES = "notes.json"
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -110,7 +112,6 @@ class _Making:
         self._work, self._build, self._bars, self._say = work, build, bars, say
         self._folder = work.folder / "steps"
         self._steps = Steps(self._folder, say)
-        self._notes: list[str] = []
 
     def run(self, out: Path) -> Made:
         asked, recipe = self._asked, msgspec.to_builtins(self._asked.recipe)
@@ -139,7 +140,7 @@ class _Making:
             read_calibration(bundle, read_bundle(bundle).manifest).points,
             (trained / "table.txt").read_text(encoding="utf-8"),
             msgspec.json.decode(report.read_bytes(), type=dict[str, Any])["text"],
-            self._notes,
+            msgspec.json.decode((self._folder / _NOTES).read_bytes(), type=list[str]),
         )
         self._work.restart()
         shutil.copytree(bundle, self._work.work, dirs_exist_ok=True)
@@ -199,7 +200,7 @@ class _Making:
             self._record(bundle, records)
             with self._bars("calibrating") as progress:
                 made = calibrate(bundle, records, targets=self._asked.targets, abstain=(), progress=progress)
-            self._notes += [*made.notes, *made.unmet]
+            write_atomically(self._folder / _NOTES, msgspec.json.encode([*made.notes, *made.unmet]))
             bundle.rename(path)
 
     def _measure(self, bundle: Path, path: Path) -> None:
