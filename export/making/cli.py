@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         test=args.test,
         exits=args.exits,
         labels=not args.no_labels,
+        joint=args.joint,
         recipe=recipe_of(args),
         seconds=args.seconds,
         device=args.device,

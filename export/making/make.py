@@ -33,13 +33,16 @@ from offramp.runtime.jobs.recording.record import record
 from offramp.runtime.jobs.recording.unfinished import Unfinished, unfinished
 from offramp.runtime.points import OperatingPoint
 
+_NOTES = "notes.json"
+
 
 @dataclass(frozen=True)
 class Asked:
     """What is asked for. train, val, test: data as `record` takes it; val has labels, train needs none.
 
     targets: of the operating points. exits: early exits to keep, None for those that pay by times measured here.
-    labels: whether the train rows' labels are used. seconds: for measuring, 0 for not at all.
+    labels: whether the train rows' labels are used. joint: whether the classifier's own weights are trained.
+    seconds: for measuring, 0 for not at all.
     """
 
     train: Path
@@ -48,6 +51,7 @@ class Asked:
     test: Path | None = None
     exits: Sequence[int] | None = None
     labels: bool = True
+    joint: bool = False
     recipe: Recipe = field(default_factory=Recipe)
     seconds: float = 20.0
     device: str = "cpu"
@@ -108,12 +112,11 @@ class _Making:
         self._work, self._build, self._bars, self._say = work, build, bars, say
         self._folder = work.folder / "steps"
         self._steps = Steps(self._folder, say)
-        self._notes: list[str] = []
 
     def run(self, out: Path) -> Made:
         asked, recipe = self._asked, msgspec.to_builtins(self._asked.recipe)
         model = [own_version(), digest(self._attached.source), digest(self._attached.heads), repr(self._attached.taps)]
-        taught = [model, self._data["train"], recipe, asked.labels, asked.device]
+        taught = [model, self._data["train"], recipe, asked.labels, asked.joint, asked.device]
         trained = self._steps.do("trained", "training the heads", taught, self._train)
         about = self._attached.about
         known = [about.classes, json.dumps(about.preprocess, sort_keys=True, default=str)]
@@ -137,7 +140,7 @@ class _Making:
             read_calibration(bundle, read_bundle(bundle).manifest).points,
             (trained / "table.txt").read_text(encoding="utf-8"),
             msgspec.json.decode(report.read_bytes(), type=dict[str, Any])["text"],
-            self._notes,
+            msgspec.json.decode((self._folder / _NOTES).read_bytes(), type=list[str]),
         )
         self._work.restart()
         shutil.copytree(bundle, self._work.work, dirs_exist_ok=True)
@@ -151,12 +154,13 @@ class _Making:
             self._attached,
             self._asked.train,
             labels=self._asked.labels,
+            joint=self._asked.joint,
             recipe=self._asked.recipe,
             work=scratch,
             device=self._asked.device,
             bars=self._bars,
         )
-        save_attached(self._attached, path, self._source, trained=summary(made))
+        save_attached(self._attached, path, self._source, tuned=self._asked.joint, trained=summary(made))
         write_atomically(path / "table.txt", table(made).encode())
         shutil.rmtree(scratch)
 
@@ -196,7 +200,7 @@ class _Making:
             self._record(bundle, records)
             with self._bars("calibrating") as progress:
                 made = calibrate(bundle, records, targets=self._asked.targets, abstain=(), progress=progress)
-            self._notes += [*made.notes, *made.unmet]
+            write_atomically(self._folder / _NOTES, msgspec.json.encode([*made.notes, *made.unmet]))
             bundle.rename(path)
 
     def _measure(self, bundle: Path, path: Path) -> None:

@@ -27,6 +27,11 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--no-labels", action="store_true", help="let the last exit teach, as where the rows have no labels"
     )
+    how.add_argument(
+        "--joint",
+        action="store_true",
+        help="then train the classifier's own weights too, all exits at once; it isn't the same classifier afterwards",
+    )
     how.add_argument("--held-out", type=below_one, default=0.1, metavar="SHARE", help="rows that decide when to stop")
     how.add_argument("--epochs", type=int, default=Recipe().epochs, help="most passes over the rows (default: 60)")
     how.add_argument("--seed", type=seed, default=0, help="of everything random (default: 0)")
@@ -47,13 +52,15 @@ def run(args: argparse.Namespace) -> int:
             attached,
             args.data,
             labels=not args.no_labels,
+            joint=args.joint,
             recipe=recipe,
             work=work.folder,
             device=args.device,
             bars=bar,
         )
         work.restart()
-        write_attached(attached, work.work, index.source, trained=summary(trained))
+        tuned = index.tuned or args.joint
+        write_attached(attached, work.work, index.source, tuned=tuned, trained=summary(trained))
         work.finish()
     print(table(trained))
     print(f"{args.out}: trained on {trained.rows - trained.held_out} rows, {trained.held_out} others say how well")

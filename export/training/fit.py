@@ -6,7 +6,7 @@ stop at different times.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from offramp.export.attaching.folder import load_arrays, save_arrays
 from offramp.export.training.features import Features
+from offramp.export.training.state import moments_of, prefixed, restore_moments, tensors_under
 from offramp.runtime.errors import ExportError, InputError
 from torch.nn import functional
 
@@ -32,6 +33,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     Rows without a label have the first alone. batch: rows a step, fewer where there are few. steps: of the optimiser,
     in at least 10 and at most `epochs` passes. patience: passes without a better head until one is done. held_out: the
     share of rows that decide on that.
+    passes, rows, joint_rate: of joint training: passes over the data, rows a step, and the learning rate of the
+    classifier's own weights.
     """
 
     rate: float = 2e-3
@@ -43,12 +46,15 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     teaching: float = 0.5
     held_out: float = 0.1
     seed: int = 0
+    passes: int = 2
+    rows: int = 32
+    joint_rate: float = 5e-5
 
     def __post_init__(self) -> None:
         for name, low, high in (("teaching", 0.0, 1.0), ("held_out", 0.001, 0.5)):
             if not low <= getattr(self, name) <= high:
                 raise InputError(f"{name} is {getattr(self, name)!r}, expected a number from {low:g} to {high:g}.")
-        for name in ("rate", "batch", "epochs", "steps", "patience"):
+        for name in ("rate", "batch", "epochs", "steps", "patience", "passes", "rows", "joint_rate"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)!r}, expected more than 0.")
 
@@ -136,16 +142,21 @@ def losses(
 ) -> list[torch.Tensor]:
     """Each head's loss on some rows: −log p(label), and the divergence from the last exit's answer, by shares."""
     labels = torch.from_numpy(np.asarray(features.labels[rows])).to(device)
-    taught = torch.from_numpy(np.asarray(features.logits[rows])).to(device).log_softmax(1)
+    taught = torch.from_numpy(np.asarray(features.logits[rows])).to(device)
+    return [
+        exit_loss(head(torch.from_numpy(np.asarray(pooled[rows])).to(device)), taught, labels, teaching)
+        for head, pooled in zip(heads, features.pooled, strict=True)
+    ]
+
+
+def exit_loss(logits: torch.Tensor, taught: torch.Tensor, labels: torch.Tensor, teaching: float) -> torch.Tensor:
+    """The mean loss of some rows' logits (batch, classes). taught: the teacher's logits. labels: -1 where unknown."""
+    said = logits.log_softmax(1)
     known = (labels >= 0).float()
     share = teaching * known + (1 - known)
-    found = []
-    for head, pooled in zip(heads, features.pooled, strict=True):
-        said = head(torch.from_numpy(np.asarray(pooled[rows])).to(device)).log_softmax(1)
-        apart = functional.kl_div(said, taught, reduction="none", log_target=True).sum(1)
-        surprise = functional.nll_loss(said, labels.clamp(min=0), reduction="none")
-        found.append((share * apart + (1 - share) * surprise).mean())
-    return found
+    apart = functional.kl_div(said, taught.log_softmax(1), reduction="none", log_target=True).sum(1)
+    surprise = functional.nll_loss(said, labels.clamp(min=0), reduction="none")
+    return (share * apart + (1 - share) * surprise).mean()
 
 
 def _judge(
@@ -196,11 +207,9 @@ def _begin(heads: torch.nn.ModuleList) -> _Fit:
 
 
 def _save(folder: Path, now: _Fit, heads: torch.nn.ModuleList, optimiser: torch.optim.Optimizer) -> None:
-    arrays = {f"head.{name}": tensor for name, tensor in heads.state_dict().items()}
+    arrays = prefixed("head.", heads.state_dict()) | moments_of(optimiser)
     for j, kept in enumerate(now.kept):
-        arrays |= {f"kept.{j}.{name}": tensor for name, tensor in kept.items()}
-    for k, moments in optimiser.state_dict()["state"].items():
-        arrays |= {f"moment.{k}.{name}": torch.as_tensor(value) for name, value in moments.items()}
+        arrays |= prefixed(f"kept.{j}.", kept)
     arrays |= {"best": torch.from_numpy(now.best), "since": torch.from_numpy(now.since)}
     arrays["epoch"] = torch.tensor(now.epoch)
     save_arrays(folder / _STATE, arrays)
@@ -212,15 +221,7 @@ def _resume(folder: Path, heads: torch.nn.ModuleList, optimiser: torch.optim.Opt
         arrays = load_arrays(folder / _STATE)
     except ExportError:
         return _begin(heads)
-
-    def of(prefix: str) -> Mapping[str, torch.Tensor]:
-        return {n.removeprefix(prefix): torch.from_numpy(a) for n, a in arrays.items() if n.startswith(prefix)}
-
-    heads.load_state_dict(of("head."))
-    moments: dict[int, dict[str, torch.Tensor]] = {}
-    for name, tensor in of("moment.").items():
-        number, _, kind = name.partition(".")
-        moments.setdefault(int(number), {})[kind] = tensor
-    optimiser.load_state_dict({**optimiser.state_dict(), "state": moments})
-    kept = [dict(of(f"kept.{j}.")) for j in range(len(heads))]
+    heads.load_state_dict(tensors_under("head.", arrays))
+    restore_moments(optimiser, arrays)
+    kept = [tensors_under(f"kept.{j}.", arrays) for j in range(len(heads))]
     return _Fit(int(arrays["epoch"]), arrays["best"], arrays["since"], kept)

@@ -1,5 +1,6 @@
 """train_heads: heads on a classifier learn from labelled rows, or from what its own last exit says."""
 
+import copy
 import hashlib
 import json
 import tempfile
@@ -12,9 +13,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from offramp.export.attaching.attached import Attached
 from offramp.export.training.features import BATCH, Features, compute_features
 from offramp.export.training.fit import Recipe, accuracy, fit_heads, predict, split
+from offramp.export.training.inputs import keep_inputs
+from offramp.export.training.joint import fit_joint
 from offramp.export.training.rows import open_rows
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.data.sources import DataFile
@@ -37,13 +41,18 @@ class ExitLine:
 
 @dataclass(frozen=True)
 class Trained:
-    """attached: as it was given, its heads trained. rows, labelled, held_out: how many. exits: a line an exit."""
+    """attached: as it was given, its heads trained. rows, labelled, held_out: how many. exits: a line an exit.
+
+    before: after joint training, how often the last exit had been right before on the held-out rows (without labels,
+    1); else None.
+    """
 
     attached: Attached
     rows: int
     labelled: int
     held_out: int
     exits: list[ExitLine]
+    before: float | None = None
 
 
 def train_heads(
@@ -51,15 +60,18 @@ def train_heads(
     data: str | Path,
     *,
     labels: bool = True,
+    joint: bool = False,
     recipe: Recipe | None = None,
     work: str | Path | None = None,
     device: str = "cpu",
     bars: Bars | None = None,
 ) -> Trained:
-    """Train the heads of `attach_exits`, in place; the classifier itself stays as it is.
+    """Train the heads of `attach_exits`, in place; the classifier itself stays as it is, unless `joint`.
 
     data: what `offramp record` takes: texts, pictures or arrays, with `labels` or without. Rows without a label teach
     the heads to say what the last exit says. labels: False ignores those that there are.
+    joint: train the classifier's weights too, once the heads have been trained without. Its source is a copy then: the
+    module that was given stays as it is. docs/guide/attach.md says what came of it.
     recipe: how; the default needs no tuning. Its seed, the data and the model decide the result to the bit, on the
     same machine and threads.
     work: a folder for what is computed once, and for what a killed run goes on from; it is the caller's to remove.
@@ -84,9 +96,21 @@ def train_heads(
         place.mkdir(exist_ok=True)
         with shown("training the heads") as progress:
             fit_heads(attached.heads, features, recipe, place, device=device, progress=progress)
-        lines = _lines(attached, features, recipe, device)
+        held = split(len(features), recipe)[1]
+        own = np.asarray(features.logits[held]).argmax(1)
+        if joint:
+            attached.source = copy.deepcopy(attached.source)
+            with shown("keeping the rows") as progress:
+                inputs = keep_inputs(sources, place, progress)
+            with shown("joint training") as progress:
+                said = fit_joint(attached, inputs, features, recipe, place, device=device, progress=progress)
+        else:
+            heads = zip(attached.heads, features.pooled, strict=True)
+            said = [*(predict(head, pooled, held, device) for head, pooled in heads), own]
+        lines = _lines(attached, features, held, said)
         known = int((np.asarray(features.labels) >= 0).sum())
-    return Trained(attached, len(features), known, len(split(len(features), recipe)[1]), lines)
+        before = accuracy(own, features, held) if joint else None
+    return Trained(attached, len(features), known, len(held), lines, before)
 
 
 def summary(trained: Trained) -> dict[str, Any]:
@@ -96,6 +120,7 @@ def summary(trained: Trained) -> dict[str, Any]:
         "labelled": trained.labelled,
         "held_out": trained.held_out,
         "exits": [asdict(line) for line in trained.exits],
+        "last_before_joint_training": trained.before,
     }
 
 
@@ -105,13 +130,15 @@ def table(trained: Trained) -> str:
     for line in trained.exits:
         right = "-" if line.accuracy is None else f"{line.accuracy:.2%}"
         lines.append(f"{line.exit:<6}{line.share:>7.1%}{right:>10}{line.agreement:>13.2%}  {line.behind}")
+    if trained.before is not None:
+        lines.append(f"before joint training, the last exit: {trained.before:.2%}")
     return "\n".join(lines)
 
 
-def _lines(attached: Attached, features: Features, recipe: Recipe, device: str) -> list[ExitLine]:
-    rows = split(len(features), recipe)[1]
-    last = np.asarray(features.logits[rows]).argmax(1)
-    said = [predict(head, features.pooled[j], rows, device) for j, head in enumerate(attached.heads)] + [last]
+def _lines(
+    attached: Attached, features: Features, rows: NDArray[np.int64], said: Sequence[NDArray[np.int64]]
+) -> list[ExitLine]:
+    """said: each exit's classes of the held-out rows."""
     names = [tap.name for tap in attached.taps] + ["the model's own"]
     shares = [tap.share for tap in attached.taps] + [1.0]
     truth = np.asarray(features.labels[rows])
@@ -121,7 +148,7 @@ def _lines(attached: Attached, features: Features, recipe: Recipe, device: str) 
             name,
             share,
             None if (truth < 0).all() else accuracy(one, features, rows),
-            float((one == last).mean()),
+            float((one == said[-1]).mean()),
         )
         for j, (name, share, one) in enumerate(zip(names, shares, said, strict=True))
     ]

@@ -153,11 +153,10 @@ class Chooser:
         return choice
 
     def _max_drop(self, target: MaxDrop) -> Choice:
-        best = cheapest_within(self.rules, target.drop, MARGIN)
+        best = cheapest_within(self._keeping(target.drop), target.drop, MARGIN)
         if best is not None:
             return self._taken("accuracy target", best)
-        saving = [rule for rule in self.rules if rule.cost < 1]
-        closest = min((rule.drop_in_hand(MARGIN) for rule in saving), default=math.inf)
+        closest = min((self._least_drop(rule) for rule in self.rules if rule.cost < 1), default=math.inf)
         least = (
             f"from {len(self.propose)} rows the smallest drop that saves anything is {percent(closest)}"
             if math.isfinite(closest) and closest < 1
@@ -168,6 +167,29 @@ class Chooser:
             self.full,
             f"a drop of at most {percent(target.drop)} can be had only from the full model: {least}.",
         )
+
+    def _keeping(self, drop: float) -> Sequence[Rule]:
+        """The rules that keep a drop; of them the cheapest, and what costs as much."""
+        kept: list[Rule] = []
+        for rule in sorted(self.rules, key=lambda rule: rule.cost):
+            if kept and rule.cost > kept[0].cost * (1 + EQUAL_COST):
+                break
+            if rule.drop_in_hand(MARGIN) <= drop + 1e-12 and self._least_drop(rule) <= drop + 1e-12:
+                kept.append(rule)
+        return kept
+
+    def _least_drop(self, rule: Rule) -> float:
+        """What the rule must be allowed: its drop with a margin in hand, and no less than certify's rows say.
+
+        The cheapest of many rules owes its place to luck, too. In 17% of 40 draws of 3,000 rows of CLINC150 the drop
+        was beyond 0.5% on the other 4,500, by 0.30 points at most; with this look at certify, whose rows proposed
+        nothing, in 10%, by 0.17, for 1% more FLOPs. Where abstention is promised, those rows are kept for the promise.
+        """
+        rows, least = self.certify, rule.drop_in_hand(MARGIN)
+        if self.abstain is not None or not len(rows):
+            return least
+        left = leave_at(rows.score, rule.thresholds)
+        return max(least, float(rows.correct[-1].mean() - rows.correct[left, np.arange(len(rows))].mean()))
 
     def _taken(self, method: str, rule: Rule, unmet: str | None = None) -> Choice:
         provenance = {

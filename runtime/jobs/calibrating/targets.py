@@ -35,8 +35,8 @@ class MaxMs:
 
 @dataclass(frozen=True)
 class MaxDrop:
-    """Accuracy at most this much below the full model's, as measured: the cheapest rule, with 1.645
-    standard errors in hand."""
+    """Accuracy at most this much below the full model's, as measured: the cheapest rule, with 1.645 standard errors in
+    hand. Where no abstention is promised from the certify rows, it must not be more on them either."""
 
     drop: float
     name: str = ""

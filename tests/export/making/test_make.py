@@ -1,6 +1,11 @@
 """One command makes a bundle of a classifier with one exit, and goes on where it was killed."""
 
 import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,7 +63,10 @@ class Killed(BaseException):
 
 @pytest.mark.slow
 def test_a_run_that_ends_before_each_of_its_steps_goes_on_there_to_the_same_result(home, monkeypatch, capsys):
-    assert main(arguments(home, "expected")) == 0
+    options = {"max-drop": "0.01%"}  # which can't be had, and that is noted
+    assert main(arguments(home, "expected", **options)) == 0
+    noted = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert any("can be had only from the full model" in line for line in noted)
     do = Steps.do
     for step in ("exported", "records", "bundle", "times.json"):
 
@@ -70,10 +78,12 @@ def test_a_run_that_ends_before_each_of_its_steps_goes_on_there_to_the_same_resu
         with monkeypatch.context() as once:
             once.setattr(Steps, "do", dying)
             with pytest.raises(Killed):
-                main(arguments(home))
+                main(arguments(home, **options))
     capsys.readouterr()
-    assert main(arguments(home)) == 0
-    assert "training the heads: done before" in capsys.readouterr().err
+    assert main(arguments(home, **options)) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert "training the heads: done before" in said
+    assert [line for line in said if line.startswith("note: ")] == noted
     assert contents(home / "bundle") == contents(home / "expected")
 
 
@@ -117,3 +127,57 @@ def test_rows_to_calibrate_on_need_labels(home, capsys):
         np.savez(home / "bare.npz", x=val["x"])
     assert main(arguments(home, val=home / "bare.npz")) == 2
     assert "has no labels" in capsys.readouterr().err
+
+
+# Says before each step how often the disk was touched until then; every pass of a training is a checkpoint.
+DYING = """
+import sys
+import torch
+torch.set_num_threads(1)
+from killing import die_at
+from offramp.export.making.steps import Steps
+from offramp.export.training import features, fit, joint
+from offramp.runtime.cli import main
+features._CHECKPOINT_SECONDS = fit._CHECKPOINT_SECONDS = joint._CHECKPOINT_SECONDS = 0.0
+do = Steps.do
+def counted(self, name, *rest):
+    print(name, done(), flush=True)
+    return do(self, name, *rest)
+Steps.do = counted
+done = die_at(int(sys.argv[1]))
+code = main(sys.argv[2:])
+print("end", done(), flush=True)
+sys.exit(code)
+"""
+
+
+def dying_at(touch, command):
+    """The command in a process that dies at a touch of the disk: its exit code, and (step, touches until then)."""
+    paths = os.pathsep.join([str(Path(__file__).parents[2] / "support"), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        [sys.executable, "-c", DYING, str(touch), *command],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    said = [line.split() for line in run.stdout.splitlines()]
+    return run.returncode, [(line[0], int(line[1])) for line in said if len(line) == 2 and line[1].isdecimal()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("joint", [[], ["--joint"]], ids=["frozen", "joint"])
+def test_killed_inside_each_of_its_steps_it_ends_as_if_undisturbed(home, joint):
+    """At three moments of every step, the last one in front of what makes the step count."""
+    code, begun = dying_at(-1, [*arguments(home, "expected"), *joint])
+    assert code == 0
+    moments = []
+    for (step, start), (_, end) in pairwise(begun):
+        assert end - start >= 3, step
+        moments += [(step, start + round(share * (end - start - 1))) for share in (0.3, 0.7, 1)]
+    for step, touch in moments:
+        out = f"killed-{touch}"
+        assert dying_at(touch, [*arguments(home, out), *joint])[0] == 9, step
+        if not (home / out).exists():
+            assert dying_at(-1, [*arguments(home, out), *joint])[0] == 0, step
+        assert contents(home / out) == contents(home / "expected"), step

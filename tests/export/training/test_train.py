@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from classifiers import layers, rows
+from classifiers import hugging_face, layers, rows
 from killing import killed_at
 from offramp.export import attach_exits, train_heads
 from offramp.export.attaching.folder import load_attached, save_attached
@@ -32,7 +32,7 @@ def attached():
 
 
 def weights(trained):
-    return {name: tensor.numpy().copy() for name, tensor in trained.heads.state_dict().items()}
+    return weights_of(trained.heads)
 
 
 def check_same(one, other):
@@ -99,6 +99,109 @@ def test_a_training_that_was_killed_ends_as_if_it_hadnt_been(data, tmp_path, mon
     check_same(weights(train_heads(attached(), data, recipe=QUICK, work=work).attached), expected)
 
 
+JOINT = Recipe(epochs=10, steps=300, passes=10, joint_rate=3e-3)
+
+
+def noisy(folder, **more):
+    """Rows whose labels the model often misses, so that there is something to learn."""
+    x = rows(600, seed=1)
+    with torch.no_grad():
+        labels = layers()(x.flip(1)).argmax(1).numpy()
+    np.savez(folder / "noisy.npz", x=x.numpy(), **({"labels": labels} | more))
+    return folder / "noisy.npz"
+
+
+def test_joint_training_trains_a_copy_of_the_model_with_the_heads(tmp_path):
+    frozen = train_heads(attached(), noisy(tmp_path), recipe=JOINT)
+    model = attached()
+    given = model.source
+    trained = train_heads(model, noisy(tmp_path), recipe=JOINT, joint=True)
+    assert trained.before == frozen.exits[-1].accuracy
+    means = [np.mean([line.accuracy for line in one.exits]) for one in (frozen, trained)]
+    assert means[0] + 0.03 < means[1]
+    check_same(weights_of(given), weights_of(layers()))
+    assert all(not np.array_equal(a, weights_of(given)[name]) for name, a in weights_of(model.source).items())
+    with torch.no_grad():
+        said = model(x=rows(600, seed=1))[-1].argmax(1).numpy()
+    held = split(600, JOINT)[1]
+    truth = np.load(tmp_path / "noisy.npz")["labels"]
+    assert (said == truth)[held].mean() == pytest.approx(trained.exits[-1].accuracy)
+
+
+def test_joint_training_without_labels_keeps_the_last_exit_where_it_was(data):
+    trained = train_heads(attached(), data, recipe=JOINT, joint=True, labels=False)
+    assert [line.accuracy for line in trained.exits] == [None] * 3
+    with torch.no_grad():
+        x = rows(300, seed=5)
+        assert (trained.attached(x=x)[-1].argmax(1) == layers()(x).argmax(1)).float().mean() > 0.95
+
+
+def test_joint_training_that_makes_nothing_better_leaves_the_weights_as_they_were(data):
+    wild = Recipe(epochs=10, steps=300, passes=1, joint_rate=10.0)
+    trained = train_heads(attached(), data, recipe=wild, joint=True)
+    check_same(weights_of(trained.attached.source), weights_of(layers()))
+
+
+@pytest.mark.parametrize("touch", [60, 100, 140, 180])
+def test_joint_training_that_was_killed_ends_as_if_it_hadnt_been(tmp_path, monkeypatch, touch):
+    monkeypatch.setattr("offramp.export.training.joint._CHECKPOINT_SECONDS", 0.0)
+    recipe = Recipe(epochs=4, steps=100, passes=1, joint_rate=1e-3)
+    expected = train_heads(attached(), noisy(tmp_path), recipe=recipe, joint=True)
+    work = tmp_path / "work"
+    work.mkdir()
+    assert killed_at(
+        touch, lambda: train_heads(attached(), tmp_path / "noisy.npz", recipe=recipe, joint=True, work=work)
+    )
+    again = train_heads(attached(), tmp_path / "noisy.npz", recipe=recipe, joint=True, work=work)
+    check_same(weights_of(again.attached), weights_of(expected.attached))
+    assert again.exits == expected.exits
+
+
+def test_joint_training_refuses_weights_that_are_too_coarse(data):
+    model = attach_exits(Coarse().eval(), ["inner.layers.0"], example_inputs={"x": rows()})
+    with pytest.raises(InputError, match=r"needs weights in float32, inner.layers.0.weight is bfloat16"):
+        train_heads(model, data, recipe=QUICK, joint=True)
+
+
+class Coarse(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = layers().bfloat16()
+
+    def forward(self, x):
+        return self.inner(x.bfloat16()).float()
+
+
+def test_rows_of_several_shapes_come_back_as_they_were(tmp_path):
+    from offramp.export.training.inputs import keep_inputs
+    from offramp.export.training.rows import open_rows
+
+    model = attach_exits(hugging_face("Bert"), preprocess=words(tmp_path))
+    texts = [" ".join(["a", "b", "c"][: 1 + k % 3]) for k in range(700)]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    inputs = keep_inputs(open_rows(model, tmp_path / "texts.txt"), tmp_path)
+    batches = inputs.batches(np.arange(700)[::-1], 64)
+    assert sorted(np.concatenate(batches)) == list(range(700))
+    assert max(map(len, batches)) == 64
+    for some in batches:
+        found = inputs.of(some)
+        assert found["input_ids"].tolist() == [[1, 2, 3][: 1 + k % 3] for k in some]
+        assert found["attention_mask"].all()
+
+
+def words(folder):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"[PAD]": 0, "a": 1, "b": 2, "c": 3}, "[PAD]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return {"kind": "text", "tokenizer": str(folder / "tokenizer.json"), "max_length": 8, "pad_id": 0, "sample": ["a"]}
+
+
+def weights_of(module):
+    return {name: tensor.numpy().copy() for name, tensor in module.state_dict().items()}
+
+
 def test_the_command_trains_what_attach_wrote(data, tmp_path, capsys):
     (tmp_path / "model.py").write_text("from classifiers import layers as build\n")
     save_attached(attached(), tmp_path / "attached", f"{tmp_path}/model.py:build")
@@ -110,6 +213,21 @@ def test_the_command_trains_what_attach_wrote(data, tmp_path, capsys):
     recipe = Recipe(epochs=10)
     check_same(weights(loaded), weights(train_heads(attached(), data, recipe=recipe).attached))
     assert os.listdir(tmp_path).count(".trained.unfinished") == 0
+
+
+def test_the_command_keeps_weights_that_were_trained_jointly(tmp_path, capsys):
+    (tmp_path / "model.py").write_text("from classifiers import layers as build\n")
+    save_attached(attached(), tmp_path / "attached", f"{tmp_path}/model.py:build")
+    data = str(noisy(tmp_path))
+    joint = train_heads(attached(), data, recipe=JOINT, joint=True).attached
+    save_attached(joint, tmp_path / "joint", f"{tmp_path}/model.py:build", tuned=True)
+    for given, out, options in (("attached", "one", ["--joint"]), ("joint", "two", [])):
+        paths = [str(tmp_path / given), data, "--out", str(tmp_path / out), "--epochs", "10"]
+        assert main(["train", *paths, *options]) == 0
+    assert "before joint training, the last exit: " in capsys.readouterr().out
+    assert load_attached(tmp_path / "one", lambda _: layers())[1].tuned
+    again, _ = load_attached(tmp_path / "two", lambda _: layers())
+    check_same(weights_of(again.source), weights_of(joint.source))
 
 
 def test_rows_held_out_are_no_training_rows():

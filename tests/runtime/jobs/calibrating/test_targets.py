@@ -111,12 +111,33 @@ def test_a_time_is_kept_by_a_rule_that_no_simpler_one_beats(seed):
 def test_a_drop_is_kept_by_the_cheapest_rule_that_keeps_it_with_a_margin(seed):
     chosen = chooser(seed, rows=300)
     proposing = chosen.propose
-    every = [(*figures(proposing, r.thresholds)[:2], margin(proposing, r.thresholds)) for r in chosen.rules]
+    every = [
+        (
+            *figures(proposing, r.thresholds)[:2],
+            margin(proposing, r.thresholds),
+            figures(chosen.certify, r.thresholds)[1],
+        )
+        for r in chosen.rules
+    ]
     for allowed in (0.03, 0.06, 0.2):
         choice = chosen.choose(MaxDrop(allowed))
-        within = [c for c, d, m in every if min(max(d, 0.0) + MARGIN * m, d + (MARGIN + 1) * m) <= allowed + 1e-12]
+        within = [
+            c
+            for c, d, m, elsewhere in every
+            if max(elsewhere, min(max(d, 0.0) + MARGIN * m, d + (MARGIN + 1) * m)) <= allowed + 1e-12
+        ]
         assert min(within) <= figures(proposing, choice.thresholds)[0] <= min(within) * 1.02 + 1e-12
         assert choice.unmet is None
+
+
+def test_a_drop_that_other_rows_deny_isnt_taken_unless_those_are_kept_for_a_promise():
+    lucky = labelled_as(made_rows(1200), right=(0.8, 0.8, 0.8, 0.8))
+    others = labelled_as(made_rows(800, seed=1), right=(0.5, 0.5, 0.5, 0.8))
+    choice = Chooser.of(lucky, others).choose(MaxDrop(0.05))
+    assert figures(others, choice.thresholds)[1] <= 0.05
+    assert figures(lucky, choice.thresholds)[0] > 0.8
+    promised = Chooser.of(lucky, others, abstain=AbstainRisk(0.05)).choose(MaxDrop(0.05))
+    assert figures(lucky, promised.thresholds)[0] < 0.5
 
 
 def test_where_early_exits_know_better_a_drop_lets_rows_leave():
