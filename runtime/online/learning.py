@@ -61,6 +61,7 @@ class Learning:
         self._looking = Lock()
         self._leading = f"recalibrate {manifest.name}"
         self._lease: Lease | None = None
+        self._renew = 0.0  # on the monotonic clock, when it has to be renewed
         self._led = 0  # the token of the newest lease that was held here
         self._new_labels = 0
         self.in_force = (0, calibration)
@@ -227,7 +228,10 @@ class Learning:
     def lead(self) -> bool:
         """Lead, or go on leading, for a quarter of a minute; False while another engine does. Raises StoreError."""
         with self._looking:
-            self._lease = self._store.lease(self._leading, self._store.engine, _LEASE)
+            # Each renewal is a flush to the disk; the token tells in any case whether a decision is still ours.
+            if self._lease is None or time.monotonic() >= self._renew:
+                self._renew = time.monotonic() + _LEASE / 3
+                self._lease = self._store.lease(self._leading, self._store.engine, _LEASE)
             return self._lease is not None
 
     def look(self) -> list[Found]:
