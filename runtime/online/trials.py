@@ -24,8 +24,8 @@ class OnTrial:
 class Trials:
     """One operating point's incumbent and the candidates that would replace it.
 
-    Each candidate takes a part of alpha along, and there is little of it: one is tried only if the very rows that it
-    was fitted on speak for it.
+    Each candidate takes a part of alpha along, and there is little of it: a rank-preserving one is tried only if the
+    very rows that it was fitted on speak for it.
 
     incumbent: in force, fitted on rows answered up to `fitted_until` (seconds). every: labelled rows between two
     candidates, at least. most: candidates on trial at once; the oldest makes room. share: of one key among judge rows.
@@ -82,8 +82,7 @@ class Trials:
         after = max(refit.after, self.fitted_until)
         number = self.opened + 1
         trial = open_trial(window, self.incumbent, refit.point, after=after, number=number, alpha=self.alpha)
-        fitted_on = replace(trial, after=self.fitted_until)
-        if judge(fitted_on, recalled[0], self.incumbent, refit.point, share=self.share).e_value < _EVIDENCE:
+        if not self._spoken_for(replace(trial, after=self.fitted_until), recalled[0], refit.point):
             return
         self.opened = number
         decision = judge(trial, window, self.incumbent, refit.point, share=self.share)
@@ -92,6 +91,13 @@ class Trials:
         if len(self.on_trial) >= self.most:
             self.on_trial.pop(0)
         self.on_trial.append(OnTrial(refit, trial, decision))
+
+    def _spoken_for(self, trial: Trial, fitted_on: Window, candidate: OperatingPoint) -> bool:
+        """Whether a candidate convinces at all on the rows it was fitted on. One that moves classes apart isn't asked:
+        what it gains is spread over so many that its own rows say too little."""
+        if not all(one.preserves_ranking for one in candidate.calibrators):
+            return True
+        return judge(trial, fitted_on, self.incumbent, candidate, share=self.share).e_value >= _EVIDENCE
 
     def drop(self, number: int) -> None:
         """End a candidate's trial; its part of alpha stays spent."""

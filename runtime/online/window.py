@@ -212,7 +212,7 @@ class Memory:
     """
 
     rows: int = 10_000
-    half_life: float = 1000.0
+    half_life: float = 600.0
     least: int = 100
     adaptive: bool = True
 
