@@ -73,7 +73,10 @@ def main() -> None:
             f"{line['on test']:.2f}x at most where {DROP:.1%} is lost on test itself"
         )
     about = "fine-tuned as a Hugging Face classifier" if args.encoder else "the shared model without its early heads"
-    save("attach", {"model": f"MiniLM-L6 on CLINC150, {about}", "drop": DROP, "made": lines})
+    save(
+        "attach-fine-tuned" if args.encoder else "attach",
+        {"model": f"MiniLM-L6 on CLINC150, {about}", "drop": DROP, "made": lines},
+    )
 
 
 # ---------------------------------------------------------------- the shared model, as a classifier of one exit
