@@ -8,7 +8,7 @@ from offramp.runtime.online.guard import ALPHA, Decision, Trial, judge, open_tri
 from offramp.runtime.online.window import Window
 from offramp.runtime.points import OperatingPoint
 
-_EVIDENCE = 3.0  # e-value on the rows that a candidate was fitted on, without which it isn't tried
+_EVIDENCE = 1.5  # e-value on the rows that a candidate was fitted on, without which it isn't tried
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Trials:
         fresh = int((window.known & (window.time > max(self._last, self.fitted_until))).sum())
         if fresh < self.every:
             return
-        recalled = self.recalibrator.memory.recall(window)
+        recalled = self.recalibrator.recall(window)
         if recalled is None:
             return
         refit = self.recalibrator.refit(window, self.incumbent)
@@ -81,7 +81,9 @@ class Trials:
         self._last = refit.after
         after = max(refit.after, self.fitted_until)
         number = self.opened + 1
-        trial = open_trial(window, self.incumbent, refit.point, after=after, number=number, alpha=self.alpha)
+        # How far confidence moves is told by rows as they come now.
+        now = window.take(window.time >= recalled[0].time[0])
+        trial = open_trial(now, self.incumbent, refit.point, after=after, number=number, alpha=self.alpha)
         if not self._spoken_for(replace(trial, after=self.fitted_until), recalled[0], refit.point):
             return
         self.opened = number

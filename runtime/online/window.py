@@ -208,7 +208,7 @@ class Memory:
 
     rows: the newest labelled rows that count, a sliding window. half_life: labelled rows after which a row counts half,
     infinite for a plain sliding window. least: with a smaller effective number, (Σw)²/Σw², nothing is fitted.
-    adaptive: whether rows from before a change in how right answers are, given their confidence, are left out.
+    adaptive: whether rows from before a change, of scores or of how right answers are given their score, are left out.
     """
 
     rows: int = 10_000
@@ -228,8 +228,9 @@ class Memory:
         rows = np.flatnonzero(window.known)[-self.rows :]
         if self.adaptive:
             # By the raw score: a reference that changes with the incumbent would take its changes for the rows' own.
-            expected = scores.sigmoid(window.score[window.exit[rows], rows].astype(np.float64))
-            rows = rows[alike_since(window.correct[rows] - expected) :]
+            score = window.score[window.exit[rows], rows].astype(np.float64)
+            ranks = np.argsort(np.argsort(score, kind="stable"), kind="stable") / max(len(score), 1)
+            rows = rows[alike_since(window.correct[rows] - scores.sigmoid(score), ranks) :]
         if len(rows) < self.least:
             return None
         age = np.arange(len(rows))[::-1].astype(np.float64)

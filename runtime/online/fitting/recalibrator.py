@@ -62,6 +62,14 @@ class Recalibrator:
         if not (self.least >= 1 and self.shrinkage >= 0):
             raise InputError("recalibrator: expected least of at least 1 and shrinkage of at least 0.")
 
+    def recall(self, window: Window) -> tuple[Window, Floats] | None:
+        """The labelled rows that a candidate is fitted on and what each weighs by its age; None with too few.
+
+        cwMCS has a parameter a class, which outlasts most changes: rows from before are better than too few for it.
+        """
+        memory = replace(self.memory, adaptive=False) if self.method == "cwmcs" else self.memory
+        return memory.recall(window)
+
     def refit(self, window: Window, incumbent: OperatingPoint) -> Refit | None:
         """A candidate from one operating point's window, oldest row first; None where too little is remembered.
 
@@ -70,7 +78,7 @@ class Recalibrator:
         """
         if len(incumbent.thresholds) != window.exits:
             raise InputError(f"incumbent: expected {window.exits} exits, as the window's, got {incumbent.thresholds}.")
-        recalled = self.memory.recall(window)
+        recalled = self.recall(window)
         if recalled is None:
             return None
         rows, age = recalled

