@@ -125,7 +125,8 @@ def test_blocks_in_series_compute_the_model_from_what_is_carried_alone(drawn):
     state, rows = inputs, np.arange(6)
     for j, block in enumerate(plan.blocks):
         made = drawn.model.run(block.ops, only(state, block.inputs))
-        np.testing.assert_array_equal(made[drawn.logits[j]], whole[drawn.logits[j]][rows])
+        # A product of fewer rows may add up in another order.
+        np.testing.assert_allclose(made[drawn.logits[j]], whole[drawn.logits[j]][rows], rtol=1e-12)
         assert set(block.carried) <= {name for op in block.ops for name in op.outputs}
         # Every other row leaves; what is neither carried nor an input of the model is gone.
         rows = rows[::2]
@@ -155,7 +156,7 @@ def test_merged_blocks_give_what_they_give_in_series(drawn):
         assert set(merged.inputs) <= set(before)
         made = drawn.model.run(merged.ops, only(before, merged.inputs))
         for name in (drawn.logits[last], *merged.carried):
-            np.testing.assert_array_equal(made[name], whole[name])
+            np.testing.assert_allclose(made[name], whole[name], rtol=1e-12)
         assert set(plan.carried[last]) <= {*merged.carried, *before}
         runs = {op.index for block in plan.blocks[first : last + 1] for op in block.ops}
         assert {op.index for op in merged.ops} <= runs
