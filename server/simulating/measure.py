@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from offramp.server.simulating.samples import BatchLine, Level, PointTimes, Seri
 
 _SHARES = (0.1, 0.25, 0.4, 0.55, 0.65, 0.75, 0.85)  # of what a closed loop carries
 _CLOSED, _CLOSED_SHARE = 64, 0.1  # connections of that loop, and its share of the time
+_PLAIN_SHARE = 0.4  # of the time, for a server that keeps no record: to keep one costs some of what is to be measured
 # Of all loads, so that whatever else the machine does for a while isn't taken for one load's; at most, and of seconds.
 _TURNS, _TURN = 3, 5.0
 _DISTURBED = 1.5  # times the p90 or p99 that is usual at a load: a turn above that isn't counted
@@ -32,14 +33,13 @@ Timed = tuple[Floats, Floats]
 
 @dataclass(frozen=True)
 class _Asked:
-    """A load, as its client saw it. count: requests that it took turns with. open: rather than a closed loop."""
+    """A load, as its client saw it. count: requests that it took turns with."""
 
     rate: float
     count: int
     since: float
     until: float
     requests: Measured
-    open: bool
 
 
 def measure(
@@ -53,49 +53,71 @@ def measure(
     seconds: float,
     seed: int = 0,
 ) -> dict[str, PointTimes]:
-    """Serve the bundle and ask it at every point. options: more of `offramp serve`. rows: a request. seconds: in all.
+    """Serve the bundle, with a record and then without, and ask it at every point.
 
+    options: more of `offramp serve`. rows: a request. seconds: in all.
     Raises OfframpError if the server doesn't come up, or answers nothing.
     """
-    each = seconds / len(points)
-    turns = max(1, min(_TURNS, int(each / _TURN)))
+    each, plainly = (share * seconds / len(points) for share in (1 - _PLAIN_SHARE, _PLAIN_SHARE))
+    turns = max(1, min(_TURNS, int(seconds / len(points) / _TURN)))
     asked: dict[str, list[_Asked]] = {}
+    plain: dict[str, list[_Asked]] = {}
     carried: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "record.npz"
         command = ("offramp.server.simulating.recorded", str(file))
         with served(bundle, options=[*options, "--lanes", str(lanes)], command=command) as server, clients(1) as own:
-            known = target(server.url)
-            read = read_rows(data, known, seed=seed)
-            host = known.url.removeprefix("http://")
             for name in points:
-                sent = bodies(read.instances, rows, name)
-                requests = [post(host, PREDICT, body, headers=f"{NUMBER}: {k}\r\n") for k, body in enumerate(sent)]
-                own.ask_with({name: requests}, resolve(known.host, known.port))
+                count = _hand_over(own, server.url, data, name, rows, seed, numbered=True)
                 closed = own.closed(name, _CLOSED, seconds=max(_LEAST, each * _CLOSED_SHARE), warm=_WARM)
                 carried[name] = closed.carried / closed.seconds
                 if not closed.carried:
                     raise OfframpError(f"{name} answered nothing: {closed.outcomes}.")
-                whole = _asked(closed, carried[name], len(requests), open=False)
+                whole = _asked(closed, carried[name], count)
                 left = max(_LEAST, each * (1 - _CLOSED_SHARE) / len(_SHARES) / turns - _WARM)
-                asked[name] = [whole, *(_open(own, name, carried[name] * share, left, [seed, turn, k], len(requests))
-                               for turn in range(turns) for k, share in enumerate(_SHARES))]  # fmt: skip
+                asked[name] = [whole, *_opens(own, name, carried[name], left, turns, seed, count)]
         record = Record.read(file)
-    return {name: _times(record, asked[name], carried[name], lanes) for name in points}
+    with served(bundle, options=[*options, "--lanes", str(lanes)]) as server, clients(1) as own:
+        for name in points:
+            count = _hand_over(own, server.url, data, name, rows, seed, numbered=False)
+            left = max(_LEAST, plainly / len(_SHARES) / turns - _WARM)
+            own.open(name, poisson(0.5 * carried[name], 1.0, seed), seconds=1.0, warm=0.0)  # it has just come up
+            plain[name] = _opens(own, name, carried[name], left, turns, seed, count)
+    return {name: _times(record, asked[name], plain[name], carried[name], lanes) for name in points}
+
+
+def _hand_over(own: Clients, url: str, data: str | Path, name: str, rows: int, seed: int, *, numbered: bool) -> int:
+    """Give the clients what to ask at a point; how many requests. numbered: so that a record knows them."""
+    known = target(url)
+    sent = bodies(read_rows(data, known, seed=seed).instances, rows, name)
+    host = known.url.removeprefix("http://")
+    heads = [f"{NUMBER}: {k}\r\n" if numbered else "" for k in range(len(sent))]
+    requests = [post(host, PREDICT, body, headers=head) for body, head in zip(sent, heads, strict=True)]
+    own.ask_with({name: requests}, resolve(known.host, known.port))
+    return len(requests)
+
+
+def _opens(own: Clients, name: str, carried: float, seconds: float, turns: int, seed: int, count: int) -> list[_Asked]:
+    """Open loops at all shares in turns."""
+    return [
+        _open(own, name, carried * share, seconds, [seed, turn, k], count)
+        for turn in range(turns)
+        for k, share in enumerate(_SHARES)
+    ]
 
 
 def _open(own: Clients, name: str, rate: float, seconds: float, seed: Sequence[int], count: int) -> _Asked:
     arrivals = poisson(rate, _WARM + seconds, seed)
-    return _asked(own.open(name, arrivals, seconds=seconds, warm=_WARM), rate, count, open=True)
+    return _asked(own.open(name, arrivals, seconds=seconds, warm=_WARM), rate, count)
 
 
-def _asked(one: Measured, rate: float, count: int, *, open: bool) -> _Asked:
+def _asked(one: Measured, rate: float, count: int) -> _Asked:
     answered = one.due + one.latencies_ms / 1e3
     since, until = (one.due.min(), answered.max()) if len(one.due) else (0.0, 0.0)
-    return _Asked(rate, count, float(since), float(until), one, open)
+    return _Asked(rate, count, float(since), float(until), one)
 
 
-def _times(record: Record, asked: Sequence[_Asked], carried: float, lanes: int) -> PointTimes:
+def _times(record: Record, asked: Sequence[_Asked], plain: Sequence[_Asked], carried: float, lanes: int) -> PointTimes:
     seen = [[_Seen(record, one, lanes) for one in turns] for turns in _undisturbed(asked)]
     every = [one for turns in seen for one in turns]
     stage, rows, flops, seconds, graph = (
@@ -106,7 +128,15 @@ def _times(record: Record, asked: Sequence[_Asked], carried: float, lanes: int) 
     lines = tuple(
         fit_line(rows[stage == k], flops[stage == k], seconds[stage == k]) for k in range(1 + int(stage.max()))
     )
-    levels = [_level(turns, lines, lanes) for turns in seen if sum(len(one.seconds) for one in turns)]
+    latencies = {
+        turns[0].rate: np.concatenate([one.requests.latencies_ms for one in turns]) / 1e3
+        for turns in _undisturbed(plain)
+    }
+    levels = [
+        replace(_level(turns, lines, lanes), latencies=latencies.get(turns[0].rate, np.zeros(0)))
+        for turns in seen
+        if sum(len(one.seconds) for one in turns)
+    ]
     return PointTimes(carried, bool(graph.mean() > 0.5), lines, tuple(levels))
 
 
@@ -147,8 +177,8 @@ def _level(turns: Sequence["_Seen"], lines: Sequence[BatchLine], lanes: int) -> 
         return Series(times[chosen].tolist(), ratio[chosen].tolist(), expected[chosen].tolist())
 
     by_lanes = tuple(ratios(n) for n in range(1, lanes + 1))
-    beside = {name: series(name) for name in ("onward", "back", "woken", "turned")}
-    return Level(turns[0].rate, float(starts[-1]), batches=by_lanes, latencies=all_of("latencies"), **beside)
+    onward, back, woken, turned = (series(name) for name in ("onward", "back", "woken", "turned"))
+    return Level(turns[0].rate, float(starts[-1]), onward, back, by_lanes, woken, turned)
 
 
 class _Seen:
@@ -160,7 +190,6 @@ class _Seen:
 
     def __init__(self, record: Record, asked: _Asked, lanes: int) -> None:
         self.rate, self.since, self.length = asked.rate, asked.since, asked.until - asked.since
-        self.latencies = asked.requests.latencies_ms / 1e3 if asked.open else np.zeros(0)
         batches = record.batches[np.argsort(record.batches[:, 1], kind="stable")]
         batches = batches[(batches[:, 1] >= asked.since) & (batches[:, 1] <= asked.until)]
         numbers, self.start, self.end, self.thread, self.stage, self.rows, self.flops, self.graph = batches.T

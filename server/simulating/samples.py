@@ -89,7 +89,7 @@ class Level:
     request's way to the engine took, and that of its answer. batches: how many times as long as its line says a batch
     took, with that as their key, by how many lanes were busy with it among them. woken, turned: what a lane took to
     begin a batch, if it slept when rows came, and if rows waited when it had done another. latencies: (n,) seconds of
-    its requests as their client saw them; none of a closed loop.
+    requests as their client saw them, at a server without a record; none of a closed loop.
     """
 
     rate: float
