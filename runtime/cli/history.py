@@ -65,24 +65,17 @@ def made_online(bundle: Path, where: str) -> dict[str, Any]:
         "mode": past.state.mode,
         "frozen": past.state.frozen,
         "in_force": past.state.calibration,
-        "versions": [
-            {
-                "version": one.version,
-                "parent": one.parent,
-                "time": one.time,
-                "method": one.method,
-                "point": _decided(why.get(one.version)).get("point"),
-                "by": getattr(why.get(one.version), "by", None),
-                "why": _decided(why.get(one.version)).get("reason"),
-            }
-            for one in past.versions
-        ],
+        "versions": [_made(one, why.get(one.version)) for one in past.versions],
         "decisions": [vars(one) for one in past.decisions],
     }
 
 
-def _decided(decision: Any) -> Mapping[str, Any]:
-    return {} if decision is None else decision.numbers
+def _made(one: Any, decision: Any) -> dict[str, Any]:
+    """A version and the decision that made it, None where the log doesn't reach back so far."""
+    numbers: Mapping[str, Any] = {} if decision is None else decision.numbers
+    made = {key: getattr(one, key) for key in ("version", "parent", "time", "method")}
+    by = None if decision is None else decision.by
+    return {**made, "point": numbers.get("point"), "by": by, "why": numbers.get("reason")}
 
 
 def online_table(online: Mapping[str, Any]) -> str:

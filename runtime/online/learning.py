@@ -230,8 +230,9 @@ class Learning:
         with self._looking:
             # Each renewal is a flush to the disk; the token tells in any case whether a decision is still ours.
             if self._lease is None or time.monotonic() >= self._renew:
-                self._renew = time.monotonic() + _LEASE / 3
+                asked = time.monotonic()
                 self._lease = self._store.lease(self._leading, self._store.engine, _LEASE)
+                self._renew = asked + _LEASE / 3
             return self._lease is not None
 
     def look(self) -> list[Found]:

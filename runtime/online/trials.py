@@ -75,7 +75,7 @@ class Trials:
         recalled = self.recalibrator.recall(window)
         if recalled is None:
             return
-        refit = self.recalibrator.refit(window, self.incumbent)
+        refit = self.recalibrator.fit(*recalled, self.incumbent)
         if refit is None:
             return
         self._last = refit.after

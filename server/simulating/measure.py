@@ -13,7 +13,7 @@ from offramp.server.load.clients import Clients, Measured, clients
 from offramp.server.load.connection import resolve
 from offramp.server.load.requests import PREDICT, bodies, post, read_rows
 from offramp.server.load.serving import served
-from offramp.server.load.target import target
+from offramp.server.load.target import Target, target
 from offramp.server.simulating.recorded import NUMBER, Record
 from offramp.server.simulating.samples import BatchLine, Level, PointTimes, Series, fit_line
 
@@ -67,8 +67,10 @@ def measure(
         file = Path(scratch) / "record.npz"
         command = ("offramp.server.simulating.recorded", str(file))
         with served(bundle, options=[*options, "--lanes", str(lanes)], command=command) as server, clients(1) as own:
+            known = target(server.url)
+            instances = read_rows(data, known, seed=seed).instances  # the same for the server without a record
             for name in points:
-                count = _hand_over(own, server.url, data, name, rows, seed, numbered=True)
+                count = _hand_over(own, known, bodies(instances, rows, name), name, numbered=True)
                 closed = own.closed(name, _CLOSED, seconds=max(_LEAST, each * _CLOSED_SHARE), warm=_WARM)
                 carried[name] = closed.carried / closed.seconds
                 if not closed.carried:
@@ -78,18 +80,17 @@ def measure(
                 asked[name] = [whole, *_opens(own, name, carried[name], left, turns, seed, count)]
         record = Record.read(file)
     with served(bundle, options=[*options, "--lanes", str(lanes)]) as server, clients(1) as own:
+        known = target(server.url)
         for name in points:
-            count = _hand_over(own, server.url, data, name, rows, seed, numbered=False)
+            count = _hand_over(own, known, bodies(instances, rows, name), name, numbered=False)
             left = max(_LEAST, plainly / len(_SHARES) / turns - _WARM)
             own.open(name, poisson(0.5 * carried[name], 1.0, seed), seconds=1.0, warm=0.0)  # it has just come up
             plain[name] = _opens(own, name, carried[name], left, turns, seed, count)
     return {name: _times(record, asked[name], plain[name], carried[name], lanes) for name in points}
 
 
-def _hand_over(own: Clients, url: str, data: str | Path, name: str, rows: int, seed: int, *, numbered: bool) -> int:
+def _hand_over(own: Clients, known: Target, sent: Sequence[bytes], name: str, *, numbered: bool) -> int:
     """Give the clients what to ask at a point; how many requests. numbered: so that a record knows them."""
-    known = target(url)
-    sent = bodies(read_rows(data, known, seed=seed).instances, rows, name)
     host = known.url.removeprefix("http://")
     heads = [f"{NUMBER}: {k}\r\n" if numbered else "" for k in range(len(sent))]
     requests = [post(host, PREDICT, body, headers=head) for body, head in zip(sent, heads, strict=True)]

@@ -76,21 +76,22 @@ class Recalibrator:
         A row weighs 1/asked, times what its age leaves of it, as far as its key's cap allows. Exit j's calibrator is
         fitted on the rows that reached it and needs no other weight: which those are doesn't depend on their labels.
         """
-        if len(incumbent.thresholds) != window.exits:
-            raise InputError(f"incumbent: expected {window.exits} exits, as the window's, got {incumbent.thresholds}.")
+        _check(window, incumbent)
         recalled = self.recall(window)
-        if recalled is None:
-            return None
-        rows, age = recalled
+        return None if recalled is None else self.fit(*recalled, incumbent)
+
+    def fit(self, rows: Window, age: Floats, incumbent: OperatingPoint) -> Refit | None:
+        """A candidate from what `recall` gave; None where no exit has rows enough."""
+        _check(rows, incumbent)
         whole = rows.weights * age
         weights = capped(whole, rows.key, rows.served, self.share)
-        calibrators = [incumbent.calibrator(j) for j in range(window.exits)]
-        counts = [0] * window.exits
+        calibrators = [incumbent.calibrator(j) for j in range(rows.exits)]
+        counts = [0] * rows.exits
         pairs = {j: _At.of(rows, j, weights) for j in incumbent.exits}
         for j, at in pairs.items():
             others = [one for k, one in pairs.items() if k != j]
             if (borrowed := self._borrowed(len(at.rows), others)) is not None:
-                calibrators[j] = self._fit([at, *borrowed], window.classes)
+                calibrators[j] = self._fit([at, *borrowed], rows.classes)
                 counts[j] = sum(len(one.rows) for one in (at, *borrowed))
         if not any(counts):
             return None
@@ -123,6 +124,11 @@ class Recalibrator:
             return RankPreservingIsotonic().fit_scores(score, right, classes, weights=w)
         score, right, w = gathered(score, right, w)
         return RankPreservingPower().fit_scores(score, right, classes, weights=w)
+
+
+def _check(rows: Window, incumbent: OperatingPoint) -> None:
+    if len(incumbent.thresholds) != rows.exits:
+        raise InputError(f"incumbent: expected {rows.exits} exits, as the window's, got {incumbent.thresholds}.")
 
 
 def usable(rows: Window, exit: int) -> Bools:
