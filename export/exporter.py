@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from offramp.export import graph as graphs
-from offramp.export.card import CARD, model_card
 from offramp.export.dims import Cost
 from offramp.export.flops import flops, uncounted
 from offramp.export.graph import DATA_SIZED, Op
@@ -48,6 +47,7 @@ from offramp.runtime.cost import evaluate
 from offramp.runtime.errors import BundleError, ExportError, how_to_install
 from offramp.runtime.execution.cpu.session import onnxruntime
 from offramp.runtime.files import check_new_folder, new_folder, seal, sha256_of_file
+from offramp.runtime.jobs.pages.model_card import CARD, model_card
 from offramp.runtime.preprocess import Preprocess
 
 # 24 exits make 276 segments of some 20 KB each; beyond, their number would grow out of proportion.

@@ -16,8 +16,9 @@ from offramp.runtime.calibration_file import read_calibration
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import ExportError, InputError
 from offramp.runtime.execution.call import Call, not_again
+from offramp.runtime.execution.cpu.executor import CpuExecutor
 from offramp.runtime.execution.cpu.memory import release_freed
-from offramp.runtime.execution.executor import open_executor
+from offramp.runtime.execution.cpu.session import CPU
 from offramp.runtime.inputs import sizes_of
 from offramp.runtime.points import FULL, OperatingPoint
 from offramp.runtime.predictions import Records, Seen
@@ -59,7 +60,7 @@ def verify(folder: Path, probe: Probe, reference: Reference, company: Company) -
     """
     rng = np.random.default_rng(_SEED)
     with _named_as_the_cascades():
-        with _opened(folder) as cascade:
+        with _opened(folder, packed=True) as cascade:
             check = _Checks(cascade, probe, company)
             differences = check.every_exit(reference)
             sizes = [sizes for sizes, _ in differences]
@@ -83,15 +84,22 @@ def verify(folder: Path, probe: Probe, reference: Reference, company: Company) -
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[Cascade]:
-    """A cascade whose graphs are opened when they are needed, and gone with it."""
+def _opened(folder: Path, *, packed: bool = False) -> Iterator[Cascade]:
+    """A cascade whose graphs are opened when they are needed, and gone with it.
+
+    packed: as it is served. It holds the weights twice, so only blocks, each of which has its own.
+    """
     bundle = read_bundle(folder, hold=True)
     calibration = read_calibration(folder, bundle.manifest)
     try:
-        with Cascade(bundle, calibration, calibration.point(FULL), open_executor(bundle, "cpu", threads=1)) as cascade:
+        with Cascade(bundle, calibration, calibration.point(FULL), _executor(bundle, packed=packed)) as cascade:
             yield cascade
     finally:
         release_freed()
+
+
+def _executor(bundle: Bundle, *, packed: bool) -> CpuExecutor:
+    return CpuExecutor(bundle, threads=1, providers=CPU, packed=packed)
 
 
 @contextmanager
@@ -108,7 +116,7 @@ def check_segments(bundle: Bundle, states: Sequence[Mapping[str, Any]], toleranc
     One graph is open at a time: all J (J - 1) / 2 of them held 30 times the weights of a network of 12 exits.
     """
     for segment in bundle.manifest.segments:
-        alone = open_executor(bundle, "cpu", threads=1)
+        alone = _executor(bundle, packed=False)
         for made in states:
             for name, value in alone.run(segment, made, segment.outputs).items():
                 if value.dtype.kind != "f":  # labels may differ where two classes tie to the last bit

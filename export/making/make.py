@@ -28,6 +28,8 @@ from offramp.runtime.jobs.bundles.timing import time_parts
 from offramp.runtime.jobs.calibrating.calibrate import calibrate
 from offramp.runtime.jobs.calibrating.targets import Target
 from offramp.runtime.jobs.data.opened import open_records
+from offramp.runtime.jobs.data.sources import DataFile
+from offramp.runtime.jobs.pages.model_card import DATA, put_section
 from offramp.runtime.jobs.plain_json import to_json
 from offramp.runtime.jobs.recording.record import record
 from offramp.runtime.jobs.recording.unfinished import Unfinished, unfinished
@@ -91,9 +93,8 @@ def make_bundle(
     sources = {name: open_rows(attached, path) for name, path in (("train", asked.train), ("val", asked.val))}
     if any(one.labels is None for one in sources["val"]):
         raise InputError(f"{asked.val}: has no labels: what leaving early costs in accuracy is measured on them.")
-    data = {name: [[one.name, one.table.digest()] for one in found] for name, found in sources.items()}
     with unfinished(out, marker=MANIFEST, replace=overwrite) as work:
-        return _Making(attached, source, asked, data, work, build, bars, say).run(out)
+        return _Making(attached, source, asked, sources, work, build, bars, say).run(out)
 
 
 class _Making:
@@ -102,13 +103,14 @@ class _Making:
         attached: Attached,
         source: str,
         asked: Asked,
-        data: Mapping[str, Any],
+        sources: Mapping[str, Sequence[DataFile]],
         work: Unfinished,
         build: Callable[[str], torch.nn.Module] | None,
         bars: Bars,
         say: Say,
     ) -> None:
-        self._attached, self._source, self._asked, self._data = attached, source, asked, data
+        self._attached, self._source, self._asked, self._sources = attached, source, asked, sources
+        self._data = {name: [[one.name, one.table.digest()] for one in found] for name, found in sources.items()}
         self._work, self._build, self._bars, self._say = work, build, bars, say
         self._folder = work.folder / "steps"
         self._steps = Steps(self._folder, say)
@@ -200,8 +202,22 @@ class _Making:
             self._record(bundle, records)
             with self._bars("calibrating") as progress:
                 made = calibrate(bundle, records, targets=self._asked.targets, abstain=(), progress=progress)
+            put_section(bundle, DATA, self._origin())
             write_atomically(self._folder / _NOTES, msgspec.json.encode([*made.notes, *made.unmet]))
             bundle.rename(path)
+
+    def _origin(self) -> list[str]:
+        """What the model card says of data: what is known here, and what isn't."""
+        counted = {name: sum(one.rows for one in found) for name, found in self._sources.items()}
+        taught = "with their labels" if self._asked.labels else "without labels, from what the last exit says"
+        what = "All weights were trained on" if self._asked.joint else "Heads were trained behind the frozen model on"
+        return [
+            f"Made by `offramp make` of {self._source!r}. {what} {counted['train']:,} rows of "
+            f"{self._asked.train.name}, {taught}. Exits and thresholds were chosen, and measured, on "
+            f"{counted['val']:,} rows of {self._asked.val.name}.",
+            "",
+            "Not known here: what the model itself was trained on, what it is for, and the licences of model and data.",
+        ]
 
     def _measure(self, bundle: Path, path: Path) -> None:
         if not self._asked.seconds:

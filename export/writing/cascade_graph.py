@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
+from offramp.export.writing.short_names import shorten
 from offramp.runtime.bundle import CASCADE_INPUTS, CASCADE_OUTPUTS, EVERY_EXIT_OUTPUTS
 from offramp.runtime.errors import ExportError
 from onnx import TensorProto, helper
@@ -91,6 +92,7 @@ class CascadeGraphWriter:
             ) from error
         weights.append(helper.make_tensor(_ALWAYS, TensorProto.FLOAT, [], [-math.inf]))
         body = helper.make_graph(nodes, "cascade", inputs, self._answers(self._outputs), weights)
+        shorten(body)
         return helper.make_model(
             body,
             producer_name="offramp",

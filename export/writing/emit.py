@@ -10,6 +10,7 @@ from offramp.export.dims import Dim
 from offramp.export.graph import ModelGraph, Op
 from offramp.export.partition import BlockPlan
 from offramp.export.writing.gate_nodes import gate_inputs, gate_nodes
+from offramp.export.writing.short_names import shorten
 from offramp.export.writing.weights import WeightFile
 from offramp.runtime.errors import ExportError
 from onnx import helper, numpy_helper
@@ -76,6 +77,7 @@ class BlockWriter:
             list(constants.values()),
             value_info=self._graph.half_values(set(op.outputs) - set(outputs) for op in ops),
         )
+        shorten(body, weights=False)  # nodes and weights stay what the model calls them, for whoever reads an error
         return helper.make_model(
             body,
             producer_name="offramp",

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import onnx_ir as ir
 WEIGHTS = "weights.bin"
 # Small tensors (shapes, scalars, masks) stay inside the graphs, where ONNX Runtime can fold them.
 _INLINE_BYTES = 1024
-_PAGE = 4096
+# Where a tensor begins: large ones at a page, so that giving their pages back leaves others alone. Small ones at what
+# the widest vector registers take: pages would make a file of a hundred small ones a tenth larger.
+_PAGE, _REGISTER = 4096, 64
+_LARGE = 1 << 20
 
 
 class WeightFile:
@@ -29,11 +33,13 @@ class WeightFile:
                 data = tensor.tobytes()
                 key = hashlib.sha256(data).digest()
                 if key not in by_content:
-                    # Page-aligned, so that ONNX Runtime can map it instead of copying.
-                    stream.write(b"\0" * (-stream.tell() % _PAGE))
+                    stream.write(b"\0" * (-stream.tell() % (_PAGE if len(data) >= _LARGE else _REGISTER)))
                     by_content[key] = (stream.tell(), len(data))
                     stream.write(data)
                 self._places[name] = by_content[key]
+                if isinstance(tensor, ir.ExternalTensor):
+                    with suppress(BufferError):  # somebody else looks at it
+                        tensor.release()  # or what was read of the file stays in memory
 
     def initializer(self, name: str) -> onnx.TensorProto:
         """The weight `name` as an initialiser: inline if small, else a reference into the file."""

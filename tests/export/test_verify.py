@@ -102,20 +102,23 @@ def test_who_is_to_blame_is_told_by_the_graph_before_it_was_cut(made, tmp_path):
         verify(other, probe, reference, company)
 
 
+def made_in(model, branch, output):
+    """The node in a branch of the outermost If that makes what the graph gives as `output`."""
+    chosen = next(a.g for a in model.graph.node[-1].attribute if a.name == branch)
+    name = chosen.output[[o.name for o in model.graph.output].index(output)].name
+    return next(node for node in chosen.node if name in node.output)
+
+
 def scores_of_others(model):
     """Rows that reach exit 1 in the places of those that reach exit 0."""
-    branch = model.graph.node[-1].attribute
-    onward = next(a.g for a in branch if a.name == "then_branch")
-    for node in onward.node:
-        if node.op_type == "Concat" and node.output[0].endswith("reached_scores"):
-            node.input[:] = node.input[::-1]
+    node = made_in(model, "then_branch", "reached_scores")
+    assert node.op_type == "Concat"
+    node.input[:] = node.input[::-1]
 
 
 def logits_of_nobody(model):
     """Zeros for those that end at exit 0."""
-    branch = model.graph.node[-1].attribute
-    done = next(a.g for a in branch if a.name == "else_branch")
-    node = next(n for n in done.node if n.output[0].endswith("reached_logits"))
+    node = made_in(model, "else_branch", "reached_logits")
     node.CopyFrom(helper.make_node("Sub", [node.input[0]] * 2, node.output))
 
 

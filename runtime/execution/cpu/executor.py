@@ -27,14 +27,22 @@ class CpuExecutor:
     batch_rows = 128
 
     def __init__(
-        self, bundle: Bundle, *, threads: int, providers: list[Any], spin_us: int = 0, cascade_graph: bool = True
+        self,
+        bundle: Bundle,
+        *,
+        threads: int,
+        providers: list[Any],
+        spin_us: int = 0,
+        cascade_graph: bool = True,
+        packed: bool = True,
     ) -> None:
         """threads: intra-op threads a session. providers: ONNX Runtime's execution providers.
 
         spin_us: see `Cascade.load`. cascade_graph: False has every call go from block to block, to compare the two.
+        packed: False holds the weights once, for a few runs in little memory.
         """
         self.bundle = bundle
-        self._sessions = Sessions(bundle, threads=threads, providers=providers, spin_us=spin_us)
+        self._sessions = Sessions(bundle, threads=threads, providers=providers, spin_us=spin_us, packed=packed)
         classes = len(bundle.manifest.classes)
         ones, zeros = np.ones(classes, np.float32), np.zeros(classes, np.float32)
         self._gate_inputs = dict(zip(GATE_INPUTS, (ones, zeros, ones), strict=True))

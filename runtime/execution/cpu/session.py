@@ -129,11 +129,18 @@ def can_spin_briefly(version: str) -> bool:
 
 
 def open_session(
-    path: Path, *, threads: int, providers: list[Any], spin_us: int = _SPIN_IN_A_CHAIN, where: Path | None = None
+    path: Path,
+    *,
+    threads: int,
+    providers: list[Any],
+    spin_us: int = _SPIN_IN_A_CHAIN,
+    packed: bool = True,
+    where: Path | None = None,
 ) -> Any:
     """An onnxruntime.InferenceSession over one graph of a bundle, with settings fit for a chain of them.
 
-    spin_us: microseconds that its threads wait awake for the next operation. where: what errors call the file.
+    spin_us: microseconds that its threads wait awake for the next operation. packed: False leaves the weights as they
+    lie in the file, which holds them once instead of twice and runs slower. where: what errors call the file.
     """
     ort = onnxruntime()
     options = ort.SessionOptions()
@@ -145,6 +152,8 @@ def open_session(
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(spin_us))
     else:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if not packed:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     options.log_severity_level = 4  # failures are raised; ONNX Runtime's copy on stderr adds nothing
     options.enable_mem_pattern = False
     if use_shared_arena():
@@ -209,10 +218,16 @@ class Sessions:
     ready: what is open, for calls of one run that can't wait for more; empty once it is closed, or in a fork.
     """
 
-    def __init__(self, bundle: Bundle, *, threads: int, providers: list[Any], spin_us: int = 0) -> None:
-        """spin_us: microseconds that threads of a graph of the whole network wait awake for the next operation."""
+    def __init__(
+        self, bundle: Bundle, *, threads: int, providers: list[Any], spin_us: int = 0, packed: bool = True
+    ) -> None:
+        """spin_us: microseconds that threads of a graph of the whole network wait awake for the next operation.
+
+        packed: see `open_session`.
+        """
         self._bundle = bundle
         self._spin_us = spin_us
+        self._packed = packed
         self._threads = threads
         self._providers = providers
         self._open: dict[str, RunSession] | None = {}
@@ -251,13 +266,14 @@ class Sessions:
                             threads=self._threads,
                             providers=self._providers,
                             spin_us=self._spin_us if alone else _SPIN_IN_A_CHAIN,
+                            packed=self._packed,
                             where=self._bundle.path / file,
                         )
                     )
                     self.ready[file] = session
                     if self.calls.closing:
                         self.ready.clear()
-                    if alone:  # outer graphs let go by themselves of what they have packed
+                    if alone and self._packed:  # outer graphs let go by themselves of what they have packed
                         release_mapped(self._bundle.folder)
         return session
 

@@ -25,6 +25,7 @@ from offramp.runtime.jobs.data.expected import expected
 from offramp.runtime.jobs.data.labelled_rows import labelled_rows
 from offramp.runtime.jobs.data.opened import Openable, open_records
 from offramp.runtime.jobs.data.splits import split_labelled
+from offramp.runtime.jobs.pages.model_card import CARD, DATA, model_card, read_card, section
 from offramp.runtime.points import FULL, OperatingPoint
 from offramp.runtime.predictions import Records
 
@@ -76,7 +77,18 @@ def repack(
                 created=calibration.created,
                 producer=manifest.producer,
             )
+        _write_card(opened.path, folder, document)
     return Path(out)
+
+
+def _write_card(old: Path, new: Path, document: Mapping[str, Any]) -> None:
+    """The old bundle's card, with the architecture that there is now; none if it has none of ours."""
+    card = read_card(old)
+    data = None if card is None else section(card, DATA)
+    if data is not None:
+        promises = "Exits are gone since thresholds were chosen: `offramp calibrate` says again what holds."
+        kept = {"promises": promises} if (new / CALIBRATION).exists() else {}
+        (new / CARD).write_text(model_card(document, data=data, **kept), encoding="utf-8")
 
 
 def kept_exits(manifest: Manifest, exits: Sequence[int]) -> list[int]:

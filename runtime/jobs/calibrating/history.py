@@ -28,8 +28,10 @@ from offramp.runtime.bundle import CALIBRATION, MANIFEST, Manifest, read_bundle,
 from offramp.runtime.calibration_file import Calibration, decode_calibration, read_calibration
 from offramp.runtime.errors import BundleError, InputError
 from offramp.runtime.files import new_folder, remove_abandoned, write_atomically
+from offramp.runtime.jobs.calibrating.card import promises_of
 from offramp.runtime.jobs.calibrating.looks import Look, note_look, read_looks
 from offramp.runtime.jobs.lock import one_at_a_time
+from offramp.runtime.jobs.pages.model_card import PROMISES, put_section
 
 HISTORY = "history"
 USED = "used.npy"
@@ -249,6 +251,7 @@ class History:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._write_log([*self._log(), PutInForce(name, now, by)])
         write_atomically(self.path / CALIBRATION, document)
+        put_section(self.path, PROMISES, promises_of(self._read(self.path)))
 
     def _write_log(self, lines: list[PutInForce]) -> None:
         text = "".join(json.dumps(vars(line)) + "\n" for line in lines)
