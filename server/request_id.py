@@ -1,11 +1,11 @@
 """A name for each request: in its answer's header, in every error, and in the log."""
 
 import logging
-import random
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from offramp.runtime.online.names import new_name
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,8 +27,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # Names, not secrets: os.urandom is a system call, in which Python's lock may go to another thread.
-        name = scope[_KEY] = _given(scope) or f"{random.getrandbits(128):032x}"
+        name = scope[_KEY] = _given(scope) or new_name()
         header = (_HEADER, name.encode())
 
         async def tagged(message: Message) -> None:

@@ -211,8 +211,9 @@ class _Making:
         counted = {name: sum(one.rows for one in found) for name, found in self._sources.items()}
         taught = "with their labels" if self._asked.labels else "without labels, from what the last exit says"
         what = "All weights were trained on" if self._asked.joint else "Heads were trained behind the frozen model on"
+        source = Path(self._source).name if Path(self._source).exists() else self._source  # no path of this machine
         return [
-            f"Made by `offramp make` of {self._source!r}. {what} {counted['train']:,} rows of "
+            f"Made by `offramp make` of {source!r}. {what} {counted['train']:,} rows of "
             f"{self._asked.train.name}, {taught}. Exits and thresholds were chosen, and measured, on "
             f"{counted['val']:,} rows of {self._asked.val.name}.",
             "",

@@ -2,7 +2,6 @@
 
 import datetime
 import logging
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from offramp.runtime.errors import InputError, StoreError
 from offramp.runtime.online.contest import ORIGIN, Contest, Found, fitted_on
 from offramp.runtime.online.gauges import Gauges, measure
 from offramp.runtime.online.leaving import Aim, Hold, rederive
+from offramp.runtime.online.names import new_name
 from offramp.runtime.online.online import Online
 from offramp.runtime.online.shadow import Shadow, ShadowRuns, Waiting, rows_of
 from offramp.runtime.online.window import Window
@@ -130,7 +130,7 @@ class Learning:
         What was cut short, or has no label, gets an id and isn't kept: no rule's threshold has decided about it.
         inputs: theirs, checked. record: runs some through all exits, later, if they are drawn for it.
         """
-        request = secrets.token_hex(16)
+        request = new_name()
         rows = np.flatnonzero(~out.involuntary & (out.label >= 0))
         if len(rows):
             part = seen if len(rows) == len(out) else seen.part(rows)

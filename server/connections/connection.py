@@ -4,10 +4,10 @@ import asyncio
 import os
 import socket
 import struct
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from offramp.runtime.online.names import new_name
 from offramp.server.connections.crowd import Crowd
 from offramp.server.errors import SHUTTING_DOWN
 from offramp.server.request_id import HEADER, id_in
@@ -254,7 +254,7 @@ class Patient:
             cycle.disconnected = True
             cycle.message_event.set()
         if (began or unasked) and not (asked and cycle.response_started):
-            name = (id_in(cycle.scope) if asked else "") or uuid.uuid4().hex
+            name = (id_in(cycle.scope) if asked else "") or new_name()
             body = msgspec.json.encode({"error": message, "request_id": name})
             headers = [
                 (b"content-type", b"application/json"),

@@ -1,9 +1,10 @@
 """Rows in their table: kept, completed, let go."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any
+from itertools import repeat
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import sqlalchemy as sa
@@ -19,7 +20,27 @@ _MOST_LET_GO = 4096  # rows in one transaction: a limit that was lowered doesn't
 _NOBODY = 0
 
 
-def values_of(source: Source, batch: Served) -> list[dict[str, Any]]:
+class Values(NamedTuple):
+    """A row as it is inserted: what `served` calls its columns."""
+
+    model: int
+    bundle: int
+    request: bytes
+    row: int
+    time: float
+    version: int
+    point: str
+    exit: int
+    abstained: bool
+    shadow: float
+    asked: float
+    complete: bool
+    size: int
+    exits: bytes
+    inputs: bytes | None
+
+
+def values_of(source: Source, batch: Served) -> list[Values]:
     """A batch's rows as they are inserted. Raises InputError naming the field that doesn't fit."""
     rows = len(batch)
     packed = pack(batch.score, batch.logits, source.classes)
@@ -27,29 +48,26 @@ def values_of(source: Source, batch: Served) -> list[dict[str, Any]]:
     shadow, asked = _column(batch, "shadow", np.float64, 0, 1), _column(batch, "asked", np.float64, 0, 1, unknown=True)
     time, abstained = _column(batch, "time", np.float64), _column(batch, "abstained", np.bool_)
     inputs: Sequence[bytes | None] = batch.inputs or [None] * rows
-    made = []
-    for k, complete in enumerate((~np.isnan(batch.score)).all(axis=0).tolist()):
-        id, given = batch.request[k].encode("utf-8", "surrogatepass"), inputs[k]
-        made.append(
-            {
-                "model": source.model,
-                "bundle": source.bundle,
-                "request": id,
-                "row": row[k],
-                "time": time[k],
-                "version": batch.version,
-                "point": batch.point,
-                "exit": exit[k],
-                "abstained": abstained[k],
-                "shadow": 1.0 if complete else shadow[k],  # it went the whole way by itself
-                "asked": asked[k] or None,  # a label that nobody asked for has no probability
-                "complete": complete,
-                "size": len(packed[k]) + len(id) + len(given or b""),
-                "exits": packed[k],
-                "inputs": given,
-            }
-        )
-    return made
+    complete = (~np.isnan(batch.score)).all(axis=0).tolist()
+    ids = [name.encode("utf-8", "surrogatepass") for name in batch.request]
+    columns = (
+        repeat(source.model),
+        repeat(source.bundle),
+        ids,
+        row,
+        time,
+        repeat(batch.version),
+        repeat(batch.point),
+        exit,
+        abstained,
+        [1.0 if whole else share for whole, share in zip(complete, shadow, strict=True)],  # it went all the way itself
+        [share or 1.0 for share in asked],  # unknown, or not asked for at all: a label that comes stands for itself
+        complete,
+        [len(data) + len(id) + len(given or b"") for data, id, given in zip(packed, ids, inputs, strict=True)],
+        packed,
+        inputs,
+    )
+    return list(map(Values._make, zip(*columns, strict=False)))  # some have no end
 
 
 def _column(
@@ -64,7 +82,7 @@ def _column(
     return [None if value != value else value for value in listed] if unknown else listed
 
 
-def keep(connection: sa.Connection, source: Source, values: Sequence[Mapping[str, Any]]) -> int:
+def keep(connection: sa.Connection, source: Source, values: Sequence[Values]) -> int:
     """Insert rows; how many. A name that is there already keeps what it has."""
     if not values:
         return 0
@@ -73,28 +91,29 @@ def keep(connection: sa.Connection, source: Source, values: Sequence[Mapping[str
             _insert(connection, values)
         kept = values
     except sa.exc.IntegrityError:  # a name came twice, which hardly ever happens: to look first would cost all
-        rows: dict[Name, Mapping[str, Any]] = {}
+        rows: dict[Name, Values] = {}
         for row in values:
-            rows.setdefault((row["request"], row["row"]), row)
+            rows.setdefault((row.request, row.row), row)
         for name in find_rows(connection, source, list(rows)):
             del rows[name]
         kept = list(rows.values())
         _insert(connection, kept)
     if kept:
-        _count(connection, source, len(kept), sum(row["size"] for row in kept))
+        _count(connection, source, len(kept), sum(row.size for row in kept))
     return len(kept)
 
 
-def _insert(connection: sa.Connection, values: Sequence[Mapping[str, Any]]) -> None:
+def _insert(connection: sa.Connection, values: Sequence[Values]) -> None:
     """As the driver takes it: SQLAlchemy's way through every value takes three times as long as SQLite itself."""
     if not values:
         return
-    statement = sa.insert(served).compile(dialect=connection.dialect, column_keys=list(values[0]))
-    if statement.positional:
-        in_order = itemgetter(*(statement.positiontup or ()))
-        connection.exec_driver_sql(str(statement), [in_order(row) for row in values])
-    else:
-        connection.exec_driver_sql(str(statement), [dict(row) for row in values])
+    statement = sa.insert(served).compile(dialect=connection.dialect, column_keys=list(Values._fields))
+    given: list[Any] = list(values)
+    if not statement.positional:
+        given = [row._asdict() for row in values]
+    elif tuple(statement.positiontup or ()) != Values._fields:
+        given = list(map(attrgetter(*(statement.positiontup or ())), values))
+    connection.exec_driver_sql(str(statement), given)
 
 
 def _count(connection: sa.Connection, source: Source, rows: int, bytes: int) -> None:

@@ -22,7 +22,7 @@ class Served:
     score: (J, N) raw scores, NaN at exits a row didn't run. logits: J entries (N, C), None at exits that no row ran;
     what they hold at exits that a row didn't run is never looked at.
     shadow: the probability with which a row is run to the last exit afterwards; one value or (N,).
-    asked: the probability with which its label is asked for, likewise.
+    asked: the probability with which its label is asked for, likewise; NaN or 0 where unknown, which counts as 1.
     inputs: N times the row's inputs as bytes, only where somebody asked for keeping them.
 
     Raises InputError naming the field.

@@ -315,7 +315,7 @@ class Store:
                 connection,
                 self._source,
                 rows=max(limits.rows - len(new), 0),
-                bytes=max(limits.bytes - sum(row["size"] for row in new), 0),
+                bytes=max(limits.bytes - sum(row.size for row in new), 0),
                 before=time.time() - limits.days * _DAY,
             )
             if not tasks:
@@ -334,7 +334,7 @@ class Store:
         self._tidy()
         return results
 
-    def _packed(self, works: Sequence[Any], counts: Counts) -> list[list[dict[str, Any]] | None]:
+    def _packed(self, works: Sequence[Any], counts: Counts) -> list[list[keeping.Values] | None]:
         """For each batch its rows as they are inserted, None for one that doesn't fit and for what is no batch.
 
         Rows of all lots stand with the first of them: one by one, lots of a row each would cost three times as much.
@@ -354,7 +354,7 @@ class Store:
         made[places[0]] = [row for rows in joined for row in rows]
         return made
 
-    def _alone(self, batch: Served | Lot, counts: Counts) -> list[dict[str, Any]] | None:
+    def _alone(self, batch: Served | Lot, counts: Counts) -> list[keeping.Values] | None:
         try:
             return keeping.values_of(self._source, batch.served() if isinstance(batch, Lot) else batch)
         except InputError as error:

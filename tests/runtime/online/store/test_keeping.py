@@ -98,6 +98,14 @@ def test_surrogates_and_zeros_are_ids_anywhere(where):
         assert store.feedback(ids, [0] * 6, [1] * 6) == ["accepted"] * 6
 
 
+@pytest.mark.parametrize("unknown", [np.nan, 0.0])
+def test_a_row_of_which_it_is_not_known_how_its_label_is_sought_counts_as_one(where, unknown):
+    with opened(where) as store:
+        store.append(rows(["a", "b"], asked=[unknown, 0.25]))
+        store.flush()
+        assert store.window().asked.tolist() == [1.0, 0.25]
+
+
 def test_rows_that_do_not_fit_are_counted_and_hold_up_nobody(where):
     with opened(where) as store:
         store.append(rows(["a"], classes=CLASSES + 1))
