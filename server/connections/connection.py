@@ -19,7 +19,12 @@ _TURNED_AWAY = 0.5  # the same for one that there was no place for
 _RESET = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 _AHEAD = 64 * 2**10  # bytes behind the request in work that are read, to hear of its client's departure
 _CLOSE = (b"connection", b"close")
-_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 503: b"Service Unavailable"}
+_REASONS = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
 
 
 class Lingering:

@@ -10,6 +10,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 # twenty bytes takes kilobytes once it is parsed, and no more while one waits behind another.
 _AT_ONCE = 2**10
 _LARGEST_HEAD = 64 * 2**10  # bytes in a row that bring a request no further, as h11 has it
+_INVALID = 400, "the request isn't valid HTTP."
+_TOO_LARGE = 431, f"the request's head is larger than {_LARGEST_HEAD:,} bytes, the most that is read of one."
 
 
 class HttpToolsConnection(Patient, HttpToolsProtocol):
@@ -22,7 +24,8 @@ class HttpToolsConnection(Patient, HttpToolsProtocol):
         self._begun = False  # a head that isn't here whole
         self._expected = 0  # bytes of a body whose length is known
         self._idle_bytes = 0
-        self._broken = self._feeding = False
+        self._fault: tuple[int, str] | None = None
+        self._feeding = False
 
     @property
     def at_work(self) -> Any:
@@ -48,7 +51,7 @@ class HttpToolsConnection(Patient, HttpToolsProtocol):
                 self._feeding = False
 
     def _feed(self) -> None:
-        while self._rest and not self.pipeline and not self._broken and not self.transport.is_closing():
+        while self._rest and not self.pipeline and self._fault is None and not self.transport.is_closing():
             size = self._expected or _AT_ONCE
             piece = bytes(self._rest[:size])
             del self._rest[:size]
@@ -59,17 +62,17 @@ class HttpToolsConnection(Patient, HttpToolsProtocol):
                 self.cycle.keep_alive = False  # answered as if it hadn't asked for it, and what follows is nobody's
                 self._rest.clear()
             except httptools.HttpParserError:
-                self._break()
+                self._break(_INVALID)
             else:
                 if self._idle_bytes > _LARGEST_HEAD:
-                    self._break()
+                    self._break(_TOO_LARGE if self._begun else _INVALID)
 
-    def _break(self) -> None:
-        """What came is no HTTP. A request in front of it is answered first."""
-        self._broken = True
+    def _break(self, fault: tuple[int, str]) -> None:
+        """What came is no request that can be read. One in front of it is answered first."""
+        self._fault = fault
         self._rest.clear()
         if not self.working:
-            self.refuse(400, "the request isn't valid HTTP.", unasked=True)
+            self.refuse(*fault, unasked=True)
 
     def on_message_begin(self) -> None:
         self._begun = True
@@ -97,9 +100,9 @@ class HttpToolsConnection(Patient, HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._broken and not self.pipeline:
+        if self._fault is not None and not self.pipeline:
             if not self.transport.is_closing():
-                self.refuse(400, "the request isn't valid HTTP.", unasked=True)
+                self.refuse(*self._fault, unasked=True)
         elif self._rest and self.parser is not None:
             self.parse(b"")
 
