@@ -77,6 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     is_onnx, heads = args.model.endswith(".onnx"), is_attached(args.model)
+    if not is_onnx and not heads and ":" not in args.model:
+        what = "no model that can be exported" if Path(args.model).exists() else "no such file or folder"
+        raise ExportError(
+            f"{args.model}: {what}; expected FILE.py:FUNCTION, FILE.onnx, or a folder that `offramp train` wrote. A "
+            "checkpoint with one exit gets more by `offramp make`."
+        )
     if not is_onnx and not heads and args.example is None:
         raise ExportError("--example is missing: a torch model is traced on example inputs.")
     auxiliary = {}
@@ -160,11 +166,13 @@ def value_of(source: str) -> Any:
     return call(source)
 
 
-def call(source: str) -> Any:
-    """What the function named FILE.py:FUNCTION or MODULE:FUNCTION returns."""
+def call(source: str, *, instead: str = "") -> Any:
+    """What the function named FILE.py:FUNCTION or MODULE:FUNCTION returns. instead: what else could have been named."""
     where, separator, name = source.rpartition(":")
     if not separator or not name.isidentifier():
-        raise ExportError(f"{source!r}: expected FILE.py:FUNCTION or MODULE:FUNCTION.")
+        what = "" if Path(source).exists() else "no such file or folder; "
+        other = f", or {instead}" if instead else ""
+        raise ExportError(f"{source}: {what}expected FILE.py:FUNCTION or MODULE:FUNCTION{other}.")
     function = getattr(_module(where), name, None)
     if not callable(function):
         raise ExportError(f"{where} has no function {name!r}.")

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from offramp.export.attaching import pictures, transformers
 from offramp.export.attaching.attached import MASK, About, Attached, Tap, logits_of
-from offramp.export.attaching.blocks import Block, evenly, find_blocks
+from offramp.export.attaching.blocks import Block, evenly, look
 from offramp.export.attaching.heads import Head, Pooling, hidden_width, pooling_of, width_of
-from offramp.export.attaching.refuse import refuse
+from offramp.export.attaching.refuse import refuse, refuse_exits
 from offramp.export.attaching.taps import parse, tapped
 from offramp.export.tracing.module import Runner
 from offramp.export.tracing.trace import check_axes
@@ -56,9 +56,14 @@ def attach_exits(
     arrays = {name: tensor.numpy() for name, tensor in about.example_inputs.items()}
     with Runner(model):
         inputs = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-        blocks = find_blocks(model, inputs)
+        blocks, shares = look(model, inputs)
         names = _chosen(model, at, blocks)
-        taps, count, flops = _look(model, names, blocks, inputs)
+        taps, count, flops = _look(model, names, shares, inputs)
+    if count < 2:
+        raise ExportError(
+            "the model gives one logit a row: heads are taught which of several classes a row is. Let forward return "
+            "two, torch.cat([torch.zeros_like(z), z], 1) of a logit z that says yes or no."
+        )
     if about.classes is not None and len(about.classes) != count:
         raise ExportError(f"classes has {len(about.classes)} names, the model gives {count} logits.")
     with torch.random.fork_rng(devices=[]):
@@ -118,22 +123,30 @@ def _chosen(model: torch.nn.Module, at: Sequence[str | int] | None, blocks: Sequ
         elif parse(one)[0] in parts and parse(one)[0]:
             names.append(one)
         else:
-            known = ", ".join(block.tap for block in blocks)
-            raise ExportError(f"at names {one!r}, which the model doesn't have. Its blocks are {known}.")
+            outermost = [name for name in parts if name and name.count(".") == 0]
+            raise ExportError(
+                f"at names {one!r}, which the model doesn't have. Any submodule's name goes: {_some(outermost)}, and "
+                f"what is in them. Blocks that were found by themselves: {_some([b.tap for b in blocks]) or 'none'}."
+            )
     if len(set(names)) != len(names):
         raise ExportError(f"at names a block twice: {names}.")
     return names
 
 
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+
+
 def _look(
-    model: torch.nn.Module, names: Sequence[str], blocks: Sequence[Block], inputs: Mapping[str, torch.Tensor]
+    model: torch.nn.Module, names: Sequence[str], shares: Mapping[str, float], inputs: Mapping[str, torch.Tensor]
 ) -> tuple[list[Tap], int, int]:
     """The taps in the order in which they run, the number of classes, and the model's FLOPs a row."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter, tapped(model, names) as found:
-        logits = logits_of(model(**inputs))
+        output = model(**inputs)
+    refuse_exits(output)
+    logits = logits_of(output)
     rows = logits.shape[0]
     mask = list(inputs[MASK].shape) if MASK in inputs else None
-    shares = {block.tap: block.share for block in blocks}
     taps = []
     for name in found:  # in the order of the calls
         feature = found[name]

@@ -30,7 +30,9 @@ class Block:
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
+    """A call of a submodule, and the FLOPs that the model had spent when it began and when it ended."""
+
     name: str
     number: int
     module: torch.nn.Module
@@ -43,14 +45,27 @@ class _Call:
         return self.ended - self.begun
 
 
-def find_blocks(model: torch.nn.Module, inputs: Inputs) -> list[Block]:
+def look(model: torch.nn.Module, inputs: Inputs) -> tuple[list[Block], dict[str, float]]:
+    """The model's blocks (see `find_blocks`), and the share of its FLOPs that is spent when a tap ends, of every tap.
+
+    Raises ExportError if the model fails on the inputs.
+    """
+    calls, total = _run(model, inputs)
+    ends = {f"{call.name}{CALL}{call.number}": call.ended / total for call in calls} if total else {}
+    return find_blocks(model, calls, total), ends | {
+        name.removesuffix(f"{CALL}0"): share for name, share in ends.items() if name.endswith(f"{CALL}0")
+    }
+
+
+def find_blocks(model: torch.nn.Module, calls: Sequence[Call], total: int) -> list[Block]:
     """The model's blocks in the order in which they run, those that end too late to save anything left out.
+
+    calls: of its submodules, in the order of their ends. total: the model's FLOPs.
 
     Blocks are the outermost parts of a class that the model uses several times: an encoder's layers, a network's
     residual units. Where these are a few stages made of blocks, they are the stages' blocks. A model without such a
     class has the parts of its largest list.
     """
-    calls, total = _run(model, inputs)
     if not total:
         return []
     chosen = _repeated(calls) or _listed(model, calls)
@@ -75,13 +90,13 @@ def evenly(blocks: Sequence[Block], exits: int = EXITS) -> list[str]:
     return [block.tap for block in sorted(chosen, key=lambda b: b.share)]
 
 
-def _run(model: torch.nn.Module, inputs: Inputs) -> tuple[list[_Call], int]:
+def _run(model: torch.nn.Module, inputs: Inputs) -> tuple[list[Call], int]:
     """Every call of a submodule, in the order of their ends, and the FLOPs of all."""
     counter = FlopCounterMode(display=False)
     rows = next(iter(inputs.values())).shape[0]
     begun: dict[str, list[int]] = {}
     numbers: Counter[str] = Counter()
-    calls: list[_Call] = []
+    calls: list[Call] = []
     handles = []
 
     def hook(name: str, part: torch.nn.Module) -> None:
@@ -91,7 +106,7 @@ def _run(model: torch.nn.Module, inputs: Inputs) -> tuple[list[_Call], int]:
         def leave(_: Any, __: Any, output: Any) -> None:
             tensor = tensor_of(output)
             fits = tensor is not None and tensor.is_floating_point() and tensor.dim() > 1 and tensor.shape[0] == rows
-            calls.append(_Call(name, numbers[name], part, begun[name].pop(), counter.get_total_flops(), fits))
+            calls.append(Call(name, numbers[name], part, begun[name].pop(), counter.get_total_flops(), fits))
             numbers[name] += 1
 
         handles.append(part.register_forward_pre_hook(enter))
@@ -111,7 +126,7 @@ def _run(model: torch.nn.Module, inputs: Inputs) -> tuple[list[_Call], int]:
     return calls, counter.get_total_flops()
 
 
-def _repeated(calls: Sequence[_Call]) -> list[_Call]:
+def _repeated(calls: Sequence[Call]) -> list[Call]:
     """Outermost calls of classes that are called several times and are made of parts; stages taken apart."""
     own = [call for call in calls if _is_made(call.module)]
     often = Counter(type(call.module) for call in own)
@@ -128,7 +143,7 @@ def _is_made(module: torch.nn.Module) -> bool:
     return not type(module).__module__.startswith("torch.nn.") and next(module.children(), None) is not None
 
 
-def _inside(stage: _Call, several: Sequence[_Call]) -> list[_Call]:
+def _inside(stage: Call, several: Sequence[Call]) -> list[Call]:
     """The blocks listed in a stage, if they are most of it; else the stage itself."""
     listed = [
         call
@@ -140,9 +155,9 @@ def _inside(stage: _Call, several: Sequence[_Call]) -> list[_Call]:
     return listed if listed and sum(call.flops for call in listed) >= _MOST * stage.flops else [stage]
 
 
-def _listed(model: torch.nn.Module, calls: Sequence[_Call]) -> list[_Call]:
+def _listed(model: torch.nn.Module, calls: Sequence[Call]) -> list[Call]:
     """Parts of the list that spends most FLOPs, each with what follows it up to the next that spends any."""
-    lists: dict[str, list[_Call]] = {}
+    lists: dict[str, list[Call]] = {}
     for call in calls:
         above, _, name = call.name.rpartition(".")
         if isinstance(model.get_submodule(above), torch.nn.Sequential | torch.nn.ModuleList) and name:
@@ -153,7 +168,7 @@ def _listed(model: torch.nn.Module, calls: Sequence[_Call]) -> list[_Call]:
     # What ends at the same count of FLOPs comes later and is preferred: the activation behind a convolution.
     last = {call.ended: call for call in parts}
     begun = {call.ended: call.begun for call in parts if call.flops}
-    return [_Call(c.name, c.number, c.module, begun.get(c.ended, c.begun), c.ended, c.rows) for c in last.values()]
+    return [Call(c.name, c.number, c.module, begun.get(c.ended, c.begun), c.ended, c.rows) for c in last.values()]
 
 
 def _above(name: str) -> list[str]:

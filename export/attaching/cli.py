@@ -1,6 +1,7 @@
 """offramp attach"""
 
 import argparse
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def attach(args: argparse.Namespace, *, seed: int = 0) -> Attached:
     with warnings.catch_warnings():
         warnings.showwarning = show
         return attach_exits(
-            args.model if Path(args.model).is_dir() else call(args.model),
+            args.model if Path(args.model).is_dir() else call(args.model, instead="the folder of a checkpoint"),
             args.at,
             value_of(args.classes) if args.classes else None,
             example_inputs=call(args.example) if args.example else None,
@@ -70,7 +71,8 @@ def attach(args: argparse.Namespace, *, seed: int = 0) -> Attached:
 def describe(attached: Attached) -> str:
     """Where the exits are, as a table."""
     lines = [f"{'exit':<6}{'FLOPs until there':<20}behind"]
-    lines += [f"{j:<6}{tap.share:<20.0%}{tap.name}" for j, tap in enumerate(attached.taps)]
+    shares = ["unknown" if math.isnan(tap.share) else f"{tap.share:.0%}" for tap in attached.taps]
+    lines += [f"{j:<6}{shares[j]:<20}{tap.name}" for j, tap in enumerate(attached.taps)]
     return "\n".join([*lines, f"{len(attached.taps):<6}{1:<20.0%}the model's own"])
 
 

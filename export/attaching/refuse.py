@@ -1,6 +1,7 @@
 """Models that are no classifiers of one class a row, refused by their name."""
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +50,21 @@ def refuse(model: Any) -> None:
     training = next((n or name for n, part in model.named_modules() if part.training), None)
     if training is not None:
         raise ExportError(f"{training} is in training mode. Call model.eval() before attaching exits to it.")
+
+
+def refuse_exits(output: Any) -> None:
+    """Raises ExportError for a model that returns several logits a row: it has exits already."""
+    given = getattr(output, "logits", output)
+    several = list(given.values()) if isinstance(given, Mapping) and "logits" not in given else given
+    if not isinstance(several, Sequence):
+        return
+    shapes = [tuple(one.shape) for one in several if isinstance(one, torch.Tensor) and one.dim() == 2]
+    alike = [shape for shape in shapes if shape == shapes[0]]
+    if len(alike) > 1:
+        raise ExportError(
+            f"the model returns {len(alike)} tensors of the shape {list(alike[0])}, so it has exits already: export it "
+            "as it is, offramp export. If only one of them is its answer, let forward return that alone."
+        )
 
 
 def _is_transformers(model: torch.nn.Module) -> bool:

@@ -1,6 +1,7 @@
 """offramp make"""
 
 import argparse
+import importlib
 import sys
 import warnings
 from pathlib import Path
@@ -52,17 +53,21 @@ def _exits(text: str) -> list[int]:
 
 def run(args: argparse.Namespace) -> int:
     check_libraries(None)
+    importlib.import_module("scipy")  # which calibrating needs, minutes later
     check_new_folder(args.out, marker=MANIFEST, replace=args.overwrite)
     for name in ("train", "val", "test"):
         path = getattr(args, name)
         if path is not None and not path.exists():
             raise InputError(f"--{name} {path}: no such file or folder.")
+    drops = args.max_drop or [0.005]
+    if len(set(drops)) < len(drops):
+        raise InputError("--max-drop: the same drop is given twice.")
     if not 0 <= args.seconds < float("inf"):
         raise InputError(f"--seconds is {args.seconds}, expected 0 or more.")
     asked = Asked(
         args.train,
         args.val,
-        [MaxDrop(drop) for drop in args.max_drop or [0.005]],
+        [MaxDrop(drop) for drop in drops],
         test=args.test,
         exits=args.exits,
         labels=not args.no_labels,

@@ -27,6 +27,7 @@ from offramp.runtime.jobs.bundles.repack import choose_exits, kept_exits, repack
 from offramp.runtime.jobs.bundles.timing import time_parts
 from offramp.runtime.jobs.calibrating.calibrate import calibrate
 from offramp.runtime.jobs.calibrating.targets import Target
+from offramp.runtime.jobs.data.labelled_rows import FEWEST_ROWS
 from offramp.runtime.jobs.data.opened import open_records
 from offramp.runtime.jobs.data.sources import DataFile
 from offramp.runtime.jobs.pages.model_card import DATA, put_section
@@ -93,6 +94,14 @@ def make_bundle(
     sources = {name: open_rows(attached, path) for name, path in (("train", asked.train), ("val", asked.val))}
     if any(one.labels is None for one in sources["val"]):
         raise InputError(f"{asked.val}: has no labels: what leaving early costs in accuracy is measured on them.")
+    labelled = sum(int((one.labels >= 0).sum()) for one in sources["val"] if one.labels is not None)
+    if labelled < FEWEST_ROWS:
+        raise InputError(f"{asked.val}: has {labelled} labelled rows, expected at least {FEWEST_ROWS}.")
+    if asked.test is not None:
+        open_rows(attached, asked.test)
+    for j in asked.exits or ():
+        if not 0 <= j <= len(attached.taps):
+            raise InputError(f"exits has {j}, the model's are 0 to {len(attached.taps)}.")
     with unfinished(out, marker=MANIFEST, replace=overwrite) as work:
         return _Making(attached, source, asked, sources, work, build, bars, say).run(out)
 

@@ -1,6 +1,7 @@
 """offramp train"""
 
 import argparse
+import sys
 from pathlib import Path
 
 from offramp.export.attaching import INDEX, is_attached
@@ -43,6 +44,8 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not args.attached.is_dir():
+        raise InputError(f"{args.attached}: no such folder.")
     if not is_attached(args.attached):
         raise InputError(f"{args.attached}: has no {INDEX}: expected a folder written by `offramp attach`.")
     recipe = recipe_of(args)
@@ -62,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
         tuned = index.tuned or args.joint
         write_attached(attached, work.work, index.source, tuned=tuned, trained=summary(trained))
         work.finish()
+    for note in trained.notes:
+        print(f"note: {note}", file=sys.stderr)
     print(table(trained))
     print(f"{args.out}: trained on {trained.rows - trained.held_out} rows, {trained.held_out} others say how well")
     return 0

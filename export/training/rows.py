@@ -59,9 +59,12 @@ def classes_of(attached: Attached) -> int:
     return int(weight.shape[0])
 
 
-def open_rows(attached: Attached, data: str | Path) -> list[DataFile]:
-    """The files of a data source. Raises InputError naming what is wrong, or that there are no rows."""
-    sources = open_data(data, model_of(attached))
+def open_rows(attached: Attached, data: str | Path, *, labels: bool = True) -> list[DataFile]:
+    """The files of a data source. labels: False leaves them out, whatever stands there.
+
+    Raises InputError naming what is wrong, or that there are no rows.
+    """
+    sources = open_data(data, model_of(attached), labels=labels)
     if not sum(source.rows for source in sources):
         raise InputError(f"{data}: has no rows.")
     return sources

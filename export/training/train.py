@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -22,6 +23,7 @@ from offramp.export.training.joint import fit_joint
 from offramp.export.training.rows import open_rows
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.data.sources import DataFile
+from offramp.runtime.jobs.data.tables import LABELS
 
 Bars = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 """Makes a progress bar of a title: inside `with`, a function to call with (done, total)."""
@@ -44,7 +46,7 @@ class Trained:
     """attached: as it was given, its heads trained. rows, labelled, held_out: how many. exits: a line an exit.
 
     before: after joint training, how often the last exit had been right before on the held-out rows (without labels,
-    1); else None.
+    1); else None. notes: what is odd about the labels.
     """
 
     attached: Attached
@@ -53,6 +55,7 @@ class Trained:
     held_out: int
     exits: list[ExitLine]
     before: float | None = None
+    notes: tuple[str, ...] = ()
 
 
 def train_heads(
@@ -81,7 +84,7 @@ def train_heads(
     """
     recipe = recipe or Recipe()
     shown = bars or (lambda _: nullcontext(lambda done, total: None))
-    sources = open_rows(attached, data)
+    sources = open_rows(attached, data, labels=labels)
     with ExitStack() as kept:
         folder = Path(kept.enter_context(tempfile.TemporaryDirectory()) if work is None else work)
         _to(attached, device)
@@ -90,8 +93,6 @@ def train_heads(
         place = folder / f"features-{_short(key)}"
         with shown("running the model") as progress:
             features = compute_features(attached, sources, place, key, device=device, progress=progress)
-        if not labels:
-            features = Features(features.pooled, features.logits, np.full(len(features), -1))
         place = folder / f"fit-{_short([key, labels, msgspec.to_builtins(recipe), digest(attached.heads)])}"
         place.mkdir(exist_ok=True)
         with shown("training the heads") as progress:
@@ -110,7 +111,18 @@ def train_heads(
         lines = _lines(attached, features, held, said)
         known = int((np.asarray(features.labels) >= 0).sum())
         before = accuracy(own, features, held) if joint else None
-    return Trained(attached, len(features), known, len(held), lines, before)
+        notes = _about_labels(np.asarray(features.labels), str(data)) if labels else []
+    return Trained(attached, len(features), known, len(held), lines, before, tuple(notes))
+
+
+def _about_labels(labels: NDArray[np.int64], data: str) -> list[str]:
+    known = np.unique(labels[labels >= 0])
+    if not len(known):
+        named = " or ".join(repr(name) for name in LABELS)
+        return [f"{data} has no labels (a column {named}): heads learned to say what the last exit says."]
+    if len(known) == 1:
+        return [f"all labels of {data} are of one class: the heads know no other."]
+    return []
 
 
 def summary(trained: Trained) -> dict[str, Any]:
@@ -129,7 +141,8 @@ def table(trained: Trained) -> str:
     lines = [f"{'exit':<6}{'FLOPs':>7}{'accuracy':>10}{'as the last':>13}  behind"]
     for line in trained.exits:
         right = "-" if line.accuracy is None else f"{line.accuracy:.2%}"
-        lines.append(f"{line.exit:<6}{line.share:>7.1%}{right:>10}{line.agreement:>13.2%}  {line.behind}")
+        share = "?" if math.isnan(line.share) else f"{line.share:.1%}"
+        lines.append(f"{line.exit:<6}{share:>7}{right:>10}{line.agreement:>13.2%}  {line.behind}")
     if trained.before is not None:
         lines.append(f"before joint training, the last exit: {trained.before:.2%}")
     return "\n".join(lines)

@@ -15,7 +15,7 @@ def shorten(graph: onnx.GraphProto, *, weights: bool = True) -> None:
     """
     kept = {value.name for value in (*graph.input, *graph.output)}
     kept |= set() if weights else {weight.name for weight in graph.initializer}
-    names = {"": ""} | {name: name for name in kept}
+    names: dict[str, str] = {"": ""} | {name: name for name in kept}
     fresh = (name for name in _short() if name not in kept)
 
     def rename(name: str) -> str:

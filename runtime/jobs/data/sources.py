@@ -121,13 +121,14 @@ class DataFile:
             raise InputError(f"{self.name}: {error}") from error
 
 
-def open_data(path: str | Path, bundle: Taker, *, prepared: bool = True) -> list[DataFile]:
+def open_data(path: str | Path, bundle: Taker, *, prepared: bool = True, labels: bool = True) -> list[DataFile]:
     """The files of a data source in name order, their columns and labels checked; rows are read by `chunks`.
 
     path: a .npz, .npy or Parquet file with columns named as the model's inputs, and `labels`; if the bundle has
         preprocessing, also a .txt (a text a line), .csv, .jsonl, .npz or Parquet with a `text` (pictures: `path`)
         column, and `labels` as class numbers or names; a folder of such files; or of pictures, one folder a class.
     prepared: False where raw rows are wanted as they stand (`raw_rows`), and nothing that prepares them is loaded.
+    labels: False leaves them out, whatever stands there.
     Raises InputError naming the file and the column at fault.
     """
     files = _files(Path(path), bundle.manifest)
@@ -138,7 +139,7 @@ def open_data(path: str | Path, bundle: Taker, *, prepared: bool = True) -> list
         column = _raw_column(table, bundle.manifest)
         if column is not None and prepared and preprocessor is None:
             preprocessor = bundle.preprocessor()
-        found.append(_source(table, column, bundle.manifest, preprocessor))
+        found.append(_source(table, column, bundle.manifest, preprocessor, labels=labels))
     for source in found:
         if (source.labels is None) != (found[0].labels is None):
             raise InputError(
@@ -197,8 +198,10 @@ def _raw_column(table: Table, manifest: Takes) -> str | None:
     raise InputError(f"{table.path}: lacks the column {missing[0]!r}; it has {table.names}, {takes}.")
 
 
-def _source(table: Table, column: str | None, manifest: Takes, preprocessor: Preprocessor | None) -> DataFile:
-    named = next((name for name in LABELS if name in table.names), None)
+def _source(
+    table: Table, column: str | None, manifest: Takes, preprocessor: Preprocessor | None, *, labels: bool
+) -> DataFile:
+    named = next((name for name in LABELS if name in table.names), None) if labels else None
     if column is None:
         counts = {i.name: table.rows(i.name, i.batch_axis) for i in manifest.inputs}
         if isinstance(table, Npy | Npz):
@@ -217,8 +220,8 @@ def _source(table: Table, column: str | None, manifest: Takes, preprocessor: Pre
     if len(set(counts.values())) > 1:
         raise InputError(f"{table.path}: columns have different numbers of rows: {counts}.")
     rows = next(iter(counts.values()))
-    labels = None if named is None else _labels(table, named, rows, manifest.classes)
-    return DataFile(table, rows, labels, column, manifest, preprocessor)
+    numbers = None if named is None else _labels(table, named, rows, manifest.classes)
+    return DataFile(table, rows, numbers, column, manifest, preprocessor)
 
 
 def _labels(table: Table, name: str, rows: int, classes: list[str]) -> NDArray[np.int64]:

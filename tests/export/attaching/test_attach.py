@@ -1,12 +1,14 @@
 """Exits on a classifier of one exit: it stays as it is, bit for bit, and its blocks are found whatever its family."""
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import torch
 from classifiers import HUGGING_FACE, hugging_face, layers, library, rows
 from offramp.export import attach_exits
 from offramp.export.attaching.attached import logits_of
-from offramp.export.attaching.blocks import Block, evenly, find_blocks
+from offramp.export.attaching.blocks import Block, evenly, look
 from offramp.runtime import Cascade, ExportError
 
 
@@ -63,7 +65,7 @@ def test_any_module_gets_exits_where_it_is_told_and_only_the_heads_follow_train(
 
 def test_numbers_name_the_blocks_that_are_found():
     model = layers()
-    blocks = find_blocks(model, {"x": rows()})
+    blocks, _ = look(model, {"x": rows()})
     attached = attach_exits(model, [1], example_inputs=rows())
     assert [tap.name for tap in attached.taps] == [blocks[1].tap] == ["layers.1"]
 
@@ -112,6 +114,57 @@ def test_a_model_with_heads_becomes_a_bundle_that_says_what_the_model_says(tmp_p
     with Cascade.load(tmp_path / "bundle") as cascade:
         assert cascade.classes == ["LABEL_0", "LABEL_1", "LABEL_2"]
         np.testing.assert_allclose(np.stack(cascade.record(given).logits), np.stack(expected), atol=1e-5)
+
+
+class Several(torch.nn.Module):
+    """A classifier that returns several tensors."""
+
+    def __init__(self, returned):
+        super().__init__()
+        self.layers, self.head, self.returned = layers().layers, torch.nn.Linear(8, 4), returned
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.returned(x, self.head(x))
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda x, z: (z, 2 * z, 3 * z),
+        lambda x, z: [x, z, 2 * z][1:],
+        lambda x, z: {"exit_0": z, "exit_1": 2 * z},
+        lambda x, z: (z, {"more": x}, 2 * z),
+    ],
+)
+def test_a_model_that_has_exits_already_is_not_taken_for_one_that_has_none(returned):
+    with pytest.raises(ExportError, match=r"tensors of the shape \[\d+, 4\], so it has exits already: export it"):
+        attach_exits(Several(returned).eval(), ["layers.0"], example_inputs={"x": rows()})
+
+
+def test_what_a_model_returns_beside_its_logits_is_no_exit():
+    model = Several(lambda x, z: (z, x)).eval()
+    check_last_exit_is_the_model(model, attach_exits(model, ["layers.0"], example_inputs={"x": rows()}))
+
+
+def test_one_logit_a_row_is_told_the_way_out():
+    model = Several(lambda x, z: z[:, :1]).eval()
+    with pytest.raises(ExportError, match=r"gives one logit a row.*torch\.zeros_like"):
+        attach_exits(model, ["layers.0"], example_inputs={"x": rows()})
+
+
+def test_any_submodule_is_known_by_its_share_of_the_flops():
+    stem, tail = (torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()) for _ in range(2))
+    model = torch.nn.Sequential(OrderedDict(stem=stem, tail=tail, fc=torch.nn.Linear(8, 4))).eval()
+    attached = attach_exits(model, ["stem", "stem.0", "tail"], example_inputs={"input": rows()})
+    shares = {tap.name: tap.share for tap in attached.taps}
+    assert shares == pytest.approx({"stem.0": 0.4, "stem": 0.4, "tail": 0.8})  # of 64 + 64 + 32 products a row
+
+
+def test_a_name_that_is_not_there_is_told_those_that_are():
+    with pytest.raises(ExportError, match=r"'nope'.*Any submodule's name goes: .*layers.*found by themselves: layers"):
+        attach_exits(layers(), ["nope"], example_inputs={"x": rows()})
 
 
 class Tokens(torch.nn.Module):

@@ -57,6 +57,33 @@ def test_one_command_makes_a_calibrated_bundle(home, capsys):
     assert not list(home.glob(".bundle*"))
 
 
+def refused(capsys, *arguments):
+    """What is said, of a run that is refused before its first step."""
+    assert main(list(arguments)) == 2
+    said = capsys.readouterr().err
+    assert "training the heads" not in said
+    return said
+
+
+def test_what_cannot_be_done_is_said_before_anything_is(home, capsys):
+    x = rows(60, 3).numpy()
+    np.savez(home / "few.npz", x=x[:30], labels=np.zeros(30, int))
+    np.savez(home / "wrong.npz", x=x, labels=np.full(60, 9))
+    assert "has 30 labelled rows, expected at least 50" in refused(capsys, *arguments(home, val=home / "few.npz"))
+    assert "labels[0] is 9" in refused(capsys, *arguments(home, test=home / "wrong.npz"))
+    assert "exits has 9, the model's are 0 to" in refused(capsys, *arguments(home, exits="9"))
+    twice = ["--max-drop", "5%", "--max-drop", "5%"]
+    assert "the same drop is given twice" in refused(capsys, *arguments(home), *twice)
+    assert not (home / "bundle").exists()
+
+
+@pytest.mark.parametrize("command", ["make", "attach", "export"])
+def test_a_folder_that_is_not_there_is_said_to_be_none(home, capsys, command):
+    given = ["--train", str(home / "train.npz"), "--val", str(home / "val.npz")] if command == "make" else []
+    said = refused(capsys, command, str(home / "nowhere"), *given, "--out", str(home / "o"))
+    assert "nowhere: no such file or folder" in said
+
+
 class Killed(BaseException):
     pass
 

@@ -157,6 +157,24 @@ def test_joint_training_that_was_killed_ends_as_if_it_hadnt_been(tmp_path, monke
     assert again.exits == expected.exits
 
 
+def test_labels_that_are_not_wanted_may_be_anything(data, tmp_path):
+    with np.load(data) as known:
+        np.savez(tmp_path / "odd.npz", x=known["x"], labels=np.full(len(known["x"]), 99))
+    trained = train_heads(attached(), tmp_path / "odd.npz", labels=False, recipe=QUICK)
+    assert (trained.labelled, trained.notes) == (0, ())
+
+
+def test_labels_that_are_missing_or_all_alike_are_said_to_be(data, tmp_path):
+    with np.load(data) as known:
+        np.savez(tmp_path / "none.npz", x=known["x"], intent=np.zeros(len(known["x"])))
+        np.savez(tmp_path / "one.npz", x=known["x"], labels=np.zeros(len(known["x"]), int))
+    (said,) = train_heads(attached(), tmp_path / "none.npz", recipe=QUICK).notes
+    assert "has no labels (a column 'labels' or 'label'): heads learned to say what the last exit says" in said
+    (said,) = train_heads(attached(), tmp_path / "one.npz", recipe=QUICK).notes
+    assert "are of one class: the heads know no other" in said
+    assert train_heads(attached(), data, recipe=QUICK).notes == ()
+
+
 def test_joint_training_refuses_weights_that_are_too_coarse(data):
     model = attach_exits(Coarse().eval(), ["inner.layers.0"], example_inputs={"x": rows()})
     with pytest.raises(InputError, match=r"needs weights in float32, inner.layers.0.weight is bfloat16"):
@@ -271,6 +289,9 @@ def test_an_index_that_is_no_index_is_refused(tmp_path, data, capsys):
     (tmp_path / "attached" / "attached.json").write_text(json.dumps({**document, "schema": "offramp-attached/9"}))
     assert main(["train", str(tmp_path / "attached"), str(data), "--out", str(tmp_path / "trained")]) == 2
     assert "schema is 'offramp-attached/9'" in capsys.readouterr().err
-    shutil.rmtree(tmp_path / "attached")
+    (tmp_path / "attached" / "attached.json").unlink()
     assert main(["train", str(tmp_path / "attached"), str(data), "--out", str(tmp_path / "trained")]) == 2
     assert "written by `offramp attach`" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "attached")
+    assert main(["train", str(tmp_path / "attached"), str(data), "--out", str(tmp_path / "trained")]) == 2
+    assert "attached: no such folder" in capsys.readouterr().err
