@@ -52,23 +52,23 @@ def look(model: torch.nn.Module, inputs: Inputs) -> tuple[list[Block], dict[str,
     """
     calls, total = _run(model, inputs)
     ends = {f"{call.name}{CALL}{call.number}": call.ended / total for call in calls} if total else {}
-    return find_blocks(model, calls, total), ends | {
+    return find_blocks(calls, total), ends | {
         name.removesuffix(f"{CALL}0"): share for name, share in ends.items() if name.endswith(f"{CALL}0")
     }
 
 
-def find_blocks(model: torch.nn.Module, calls: Sequence[Call], total: int) -> list[Block]:
+def find_blocks(calls: Sequence[Call], total: int) -> list[Block]:
     """The model's blocks in the order in which they run, those that end too late to save anything left out.
 
     calls: of its submodules, in the order of their ends. total: the model's FLOPs.
 
     Blocks are the outermost parts of a class that the model uses several times: an encoder's layers, a network's
     residual units. Where these are a few stages made of blocks, they are the stages' blocks. A model without such a
-    class has the parts of its largest list.
+    class has the parts of the module in it that has most places to leave from.
     """
     if not total:
         return []
-    chosen = _repeated(calls) or _listed(model, calls)
+    chosen = _repeated(calls) or _listed(calls, total)
     often = Counter(call.name for call in calls)
     blocks: dict[int, Block] = {}
     for call in sorted(chosen, key=lambda c: c.ended):
@@ -155,19 +155,27 @@ def _inside(stage: Call, several: Sequence[Call]) -> list[Call]:
     return listed if listed and sum(call.flops for call in listed) >= _MOST * stage.flops else [stage]
 
 
-def _listed(model: torch.nn.Module, calls: Sequence[Call]) -> list[Call]:
-    """Parts of the list that spends most FLOPs, each with what follows it up to the next that spends any."""
-    lists: dict[str, list[Call]] = {}
+def _listed(calls: Sequence[Call], total: int) -> list[Call]:
+    """The parts of that module which has most places to leave from, or of several, of that which spends most FLOPs.
+
+    Each part with what follows it up to the next that spends any. A module that spends less than half of the FLOPs
+    isn't asked, unless all do.
+    """
+    within: dict[str, list[Call]] = {}
     for call in calls:
-        above, _, name = call.name.rpartition(".")
-        if isinstance(model.get_submodule(above), torch.nn.Sequential | torch.nn.ModuleList) and name:
-            lists.setdefault(above, []).append(call)
-    if not lists:
+        within.setdefault(call.name.rpartition(".")[0], []).append(call)
+    spent = {name: sum(call.flops for call in parts) for name, parts in within.items()}
+    large = {name: parts for name, parts in within.items() if 2 * spent[name] >= total} or within
+    if not large:
         return []
-    parts = max(lists.values(), key=lambda found: sum(call.flops for call in found))
+
+    def places(parts: Sequence[Call]) -> int:
+        return len({call.ended for call in parts if call.flops and call.rows and call.ended <= _LATEST * total})
+
+    chosen = max(large, key=lambda name: (min(places(large[name]), EXITS), spent[name]))
     # What ends at the same count of FLOPs comes later and is preferred: the activation behind a convolution.
-    last = {call.ended: call for call in parts}
-    begun = {call.ended: call.begun for call in parts if call.flops}
+    last = {call.ended: call for call in large[chosen]}
+    begun = {call.ended: call.begun for call in large[chosen] if call.flops}
     return [Call(c.name, c.number, c.module, begun.get(c.ended, c.begun), c.ended, c.rows) for c in last.values()]
 
 

@@ -1,6 +1,7 @@
 """Exits on a classifier of one exit: it stays as it is, bit for bit, and its blocks are found whatever its family."""
 
 from collections import OrderedDict
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -152,6 +153,26 @@ def test_one_logit_a_row_is_told_the_way_out():
     model = Several(lambda x, z: z[:, :1]).eval()
     with pytest.raises(ExportError, match=r"gives one logit a row.*torch\.zeros_like"):
         attach_exits(model, ["layers.0"], example_inputs={"x": rows()})
+
+
+def part(*sizes):
+    pairs = ((torch.nn.Linear(a, b), torch.nn.ReLU()) for a, b in pairwise(sizes))
+    return torch.nn.Sequential(*(one for pair in pairs for one in pair))
+
+
+@pytest.mark.parametrize(
+    ("parts", "behind"),
+    [
+        ({"stem": (8, 8), "one": (8, 8, 8), "two": (8, 8, 8), "fc": (8, 4)}, ["stem", "one", "two"]),
+        ({"stem": (8, 8), "body": (8, 8, 8, 8, 8, 8), "fc": (8, 4)}, [f"body.{k}" for k in (1, 3, 5, 7, 9)]),
+        ({"only": (8, 8, 8, 8), "fc": (8, 4)}, ["only.1", "only.3", "only.5"]),
+    ],
+    ids=["stages", "a long part", "one part"],
+)
+def test_a_model_without_a_class_of_its_own_is_left_behind_its_parts(parts, behind):
+    model = torch.nn.Sequential(OrderedDict((name, part(*sizes)) for name, sizes in parts.items())).eval()
+    attached = attach_exits(model, example_inputs={"input": rows()})
+    assert [tap.name for tap in attached.taps] == behind
 
 
 def test_any_submodule_is_known_by_its_share_of_the_flops():
