@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from decimal import ROUND_CEILING, Decimal, localcontext
 
 import numpy as np
 from offramp.runtime.jobs.calibrating.choice import MARGIN
-from offramp.runtime.jobs.calibrating.targets import percent
+from offramp.runtime.jobs.calibrating.targets import percent, percent_above
 from offramp.runtime.jobs.data.labelled_rows import LabelledRows
 from offramp.runtime.thresholds import Rule, leave_at
 from offramp.runtime.thresholds.searching import EQUAL_COST
@@ -46,7 +45,7 @@ def drop_denied(
         return f"{said}{_rows(propose)} of fit and select don't show of any rule that it loses less than everything."
     if any(rule.cost < 1 and least_drop(rule, bearing) <= drop + 1e-12 for rule in rules):
         said += f"what keeps it saves no more than {little}, which isn't worth a rule; "
-    smallest = _above(closest, drop)
+    smallest = percent_above(closest, drop)
     within = [_lost(rule, bearing) for rule in saving if bearing and rule.drop_in_hand(MARGIN) <= drop + 1e-12]
     if bearing is None or not within:
         both = "" if bearing is None else f" and {_rows(bearing)} of certify"
@@ -57,9 +56,9 @@ def drop_denied(
     lost, error = min(within)
     return (
         f"{said}rules that save more than {little} keep it on the {_rows(propose)} of fit and select, but on the "
-        f"{_rows(bearing)} of certify, which decided nothing, they lose {_above(lost, drop)} or more (standard error "
-        f"{error:.2%}). The smallest drop that saves more on both is {smallest}. A larger drop would help, or more "
-        "rows, which tell a loss from chance."
+        f"{_rows(bearing)} of certify, which decided nothing, they lose {percent_above(lost, drop)} or more (standard "
+        f"error {error:.2%}). The smallest drop that saves more on both is {smallest}. A larger drop would help, or "
+        "more rows, which tell a loss from chance."
     )
 
 
@@ -72,13 +71,3 @@ def _lost(rule: Rule, rows: LabelledRows) -> tuple[float, float]:
 
 def _rows(rows: LabelledRows) -> str:
     return f"{len(rows)} row{'' if len(rows) == 1 else 's'}"
-
-
-def _above(drop: float, asked: float) -> str:
-    """A drop beyond the one asked for, in per cent, rounded up: to six digits, or as many as tell the two apart."""
-    for digits in range(6, 13):
-        with localcontext(prec=digits, rounding=ROUND_CEILING):
-            shown = +Decimal(f"{drop * 100:.12g}")  # not what a float adds behind that
-        if shown > Decimal(f"{asked * 100:.6g}"):
-            break
-    return f"{shown.normalize():f}%"

@@ -57,6 +57,49 @@ def test_one_command_makes_a_calibrated_bundle(home, capsys):
     assert not list(home.glob(".bundle*"))
 
 
+def test_points_that_lost_more_on_the_test_rows_than_was_asked_are_noted_when_a_stopped_run_goes_on_too(home, capsys):
+    asked = [f"{k}%" for k in range(2, 40, 3)]
+    flags = [text for drop in asked[1:] for text in ("--max-drop", drop)]
+    bad = home / "bad.npz"
+    bad.write_bytes(b"")
+    options = {"max-drop": asked[0], "seconds": 0.2}
+    assert main([*arguments(home, test=bad, **options), *flags]) == 2
+    assert capsys.readouterr().err.endswith("the same command goes on from there.\n")
+    assert main([*arguments(home, **options), *flags]) == 0
+    said = capsys.readouterr()
+    assert "repacking and calibrating: done before" in said.err
+    noted = {line.split(":")[1].strip() for line in said.err.splitlines() if "that decided nothing" in line}
+    points = json.loads((home / "bundle" / "calibration.json").read_text())["operating_points"]
+    most = {f"max-drop-{drop}": float(drop.removesuffix("%")) / 100 for drop in asked}
+    assert noted == {name for name, drop in most.items() if points[name]["expected"]["drop"] > drop}
+    assert noted
+    assert "note: these are the rows of --val, which also chose exits and thresholds" in said.out
+
+
+def test_rows_of_their_own_to_measure_on_need_no_word(home, capsys):
+    assert main(arguments(home, test=home / "train.npz", seconds=0.2)) == 0
+    said = capsys.readouterr().out
+    assert "verdict: " in said
+    assert "--val" not in said
+
+
+@pytest.mark.parametrize(("step", "kept"), [("trained", False), ("exported", True)])
+def test_an_interrupted_run_says_where_finished_steps_are_if_there_are_any(home, monkeypatch, capsys, step, kept):
+    do = Steps.do
+
+    def stopped(self, name, *rest):
+        if name == step:
+            raise KeyboardInterrupt
+        return do(self, name, *rest)
+
+    monkeypatch.setattr(Steps, "do", stopped)
+    assert main(arguments(home)) == 130
+    said = capsys.readouterr().err
+    where = f"offramp: interrupted. What is finished is kept in {home}/.bundle.unfinished: the same command goes on"
+    assert (where in said) is kept
+    assert ("interrupted; nothing half-written was left" in said) is not kept
+
+
 class Killed(BaseException):
     pass
 
