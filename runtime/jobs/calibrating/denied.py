@@ -10,7 +10,7 @@ from offramp.runtime.jobs.data.labelled_rows import LabelledRows
 from offramp.runtime.thresholds import Rule, leave_at
 from offramp.runtime.thresholds.searching import EQUAL_COST
 
-# Who saves less costs as much as the full model, within the tolerance, and that is simpler.
+# Who saves less costs as much as the full model, within the tolerance, and that may be the simplest of them.
 LEAST_SAVED = 1 - 1 / (1 + EQUAL_COST)
 
 
