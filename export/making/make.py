@@ -19,7 +19,7 @@ from offramp.export.training.train import Bars, digest, summary, table, train_he
 from offramp.runtime.bundle import MANIFEST, own_version, read_bundle
 from offramp.runtime.calibration_file import read_calibration
 from offramp.runtime.cascade import Cascade
-from offramp.runtime.errors import InputError
+from offramp.runtime.errors import InputError, OfframpError
 from offramp.runtime.files import write_atomically
 from offramp.runtime.jobs.benching.bench import bench, document
 from offramp.runtime.jobs.benching.describe import describe
@@ -37,6 +37,10 @@ from offramp.runtime.jobs.recording.unfinished import Unfinished, unfinished
 from offramp.runtime.points import OperatingPoint
 
 _NOTES = "notes.json"
+_FLATTERING = (
+    "note: these are the rows of --val, which also chose exits and thresholds, so their accuracies flatter leaving "
+    "early; --test FILE measures on others."
+)
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,12 @@ def make_bundle(
         if not 0 <= j <= len(attached.taps):
             raise InputError(f"exits has {j}, the model's are 0 to {len(attached.taps)}.")
     with unfinished(out, marker=MANIFEST, replace=overwrite) as work:
-        return _Making(attached, source, asked, sources, work, build, bars, say).run(out)
+        try:
+            return _Making(attached, source, asked, sources, work, build, bars, say).run(out)
+        except (OfframpError, OSError) as error:
+            if work.kept:
+                error.add_note(work.kept)
+            raise
 
 
 class _Making:
@@ -212,7 +221,7 @@ class _Making:
             with self._bars("calibrating") as progress:
                 made = calibrate(bundle, records, targets=self._asked.targets, abstain=(), progress=progress)
             put_section(bundle, DATA, self._origin())
-            write_atomically(self._folder / _NOTES, msgspec.json.encode([*made.notes, *made.unmet]))
+            write_atomically(self._folder / _NOTES, msgspec.json.encode([*made.notes, *made.unmet, *made.overruns]))
             bundle.rename(path)
 
     def _origin(self) -> list[str]:
@@ -235,4 +244,5 @@ class _Making:
             return
         with self._bars("measuring, seconds") as progress:
             found = bench(bundle, self._asked.test or self._asked.val, seconds=self._asked.seconds, progress=progress)
-        write_atomically(path, to_json({"text": describe(found), **document(found)}))
+        text = describe(found) if self._asked.test else f"{describe(found)}\n\n{_FLATTERING}"
+        write_atomically(path, to_json({"text": text, **document(found)}))

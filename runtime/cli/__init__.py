@@ -91,17 +91,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"offramp: {error}", file=sys.stderr)
         return 1
     except OfframpError as error:
-        return _refuse(str(error))
+        return _refuse(_noted(str(error), error))
     except ModuleNotFoundError as error:
         return _refuse(_missing(asked, error))
-    except KeyboardInterrupt:
-        print("offramp: interrupted; nothing half-written was left", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        said = _noted("interrupted.", stopped) if _notes(stopped) else "interrupted; nothing half-written was left"
+        print(f"offramp: {said}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output went away: not an error of ours
         discard()
         return 0
     except OSError as error:  # a full disk, a read-only folder, a missing permission
-        return _refuse(f"{error.filename or 'writing the output'}: {error.strerror or error}.")
+        return _refuse(_noted(f"{error.filename or 'writing the output'}: {error.strerror or error}.", error))
 
 
 def _run(argv: list[str], asked: str) -> int:
@@ -131,6 +132,15 @@ def _run(argv: list[str], asked: str) -> int:
         raise InputError(f"no command {argv[0]!r}. {hint}")
     parser.parse_args(argv)  # --help, --version, or an error
     return 0
+
+
+def _notes(error: BaseException) -> list[str]:
+    """What was added to it on its way, such as where finished work is kept."""
+    return getattr(error, "__notes__", [])
+
+
+def _noted(message: str, error: BaseException) -> str:
+    return " ".join([message, *_notes(error)])
 
 
 def _refuse(message: str) -> int:

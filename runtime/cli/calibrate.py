@@ -292,6 +292,8 @@ def _show(result: Calibrated, assumed: Sequence[str]) -> None:
 
 def _say(result: Calibrated, assumed: Sequence[str]) -> None:
     _warn([*result.notes, *result.unmet], assumed)
+    for sentence in result.overruns:
+        print(f"note: {sentence}", file=sys.stderr)
     for name, point in result.chosen.points.items():
         for complaint in complaints(point):
             print(f"warning: {name}: {complaint}", file=sys.stderr)

@@ -6,8 +6,10 @@ is an estimate: it was kept on the rows that it was chosen on, with errors in ha
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import ROUND_HALF_EVEN
 from typing import Any
 
+from offramp.runtime.jobs.calibrating.targets import percent, percent_above
 from offramp.runtime.jobs.data.expected import Interval, Line, share
 from offramp.runtime.points import OperatingPoint
 
@@ -91,6 +93,19 @@ def estimated(point: OperatingPoint, line: Mapping[str, Any]) -> list[Line]:
             }
         )
     return found
+
+
+def overrun(line: Mapping[str, Any], rows: int) -> str | None:
+    """What to say of an estimate, as `estimated` has it, whose drop on so many rows is above what was asked for."""
+    seen, target = line["seen"], line["target"]
+    if line["estimate"] != "accuracy drop" or seen is None or seen <= target + 1e-12:
+        return None
+    noise = "beyond" if line["within"] is False else "within"
+    lost = percent_above(seen, target, digits=3, rounding=ROUND_HALF_EVEN)
+    return (
+        f"its accuracy drop was {lost} on {rows:,} row{'' if rows == 1 else 's'} that decided nothing, more than the "
+        f"{percent(target)} asked for, {noise} their noise; `offramp calibrate … --guarantee` promises a drop."
+    )
 
 
 def _asked(point: OperatingPoint) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -10,7 +10,7 @@ from offramp.runtime.calibration_file import Calibration
 from offramp.runtime.errors import OfframpError
 from offramp.runtime.jobs.calibrating.choose_points import Chosen
 from offramp.runtime.jobs.calibrating.comparison import Comparison
-from offramp.runtime.jobs.calibrating.promises import estimated, held
+from offramp.runtime.jobs.calibrating.promises import estimated, held, overrun
 from offramp.runtime.jobs.calibrating.shift import Elsewhere
 from offramp.runtime.jobs.calibrating.time_spent import time_spent
 from offramp.runtime.jobs.data.expected import Line, flat
@@ -77,6 +77,12 @@ class Calibrated:
     def estimates(self) -> list[Line]:
         """A line a target of a new point that is no promise, against what the test rows showed (see `estimated`)."""
         return self._judged(estimated)
+
+    @property
+    def overruns(self) -> list[str]:
+        """A sentence a new point that lost more on the test rows than was asked for, which is no promise."""
+        said = [(line["point"], overrun(line, len(self.test))) for line in self.estimates]
+        return [f"{point}: {sentence}" for point, sentence in said if sentence]
 
     def _judged(self, judge: Callable[[OperatingPoint, Line], list[Line]]) -> list[Line]:
         return [

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, Decimal, localcontext
 
 from offramp.runtime import arrays
 from offramp.runtime.errors import InputError
@@ -91,3 +92,16 @@ def label_of(target: Target) -> str:
 
 def percent(share: float) -> str:
     return f"{share * 100:.6g}%"
+
+
+def percent_above(share: float, asked: float, digits: int = 6, rounding: str = ROUND_CEILING) -> str:
+    """A share that is above what was asked for, and reads so: with more digits, where it takes them.
+
+    rounding: one of decimal's; up by default, so that who asks for what is said gets it.
+    """
+    for more in range(digits, 13):
+        with localcontext(prec=more, rounding=rounding):
+            shown = +Decimal(f"{share * 100:.12g}")  # not what a float adds behind that
+        if shown > Decimal(f"{asked * 100:.6g}"):
+            break
+    return f"{shown.normalize():f}%"

@@ -49,6 +49,13 @@ class Unfinished:
         put_in_place(self.work, self._target)
         self.discard()
 
+    @property
+    def kept(self) -> str | None:
+        """A sentence on where finished work is; None where there is none. What `work` has counts by the journal."""
+        others = (path for path in self.folder.iterdir() if path != self.work and path.name != _LOCK)
+        done = any(one.is_file() for path in others for one in (path, *path.rglob("*")))
+        return f"What is finished is kept in {self.folder}: the same command goes on from there." if done else None
+
     def discard(self) -> None:
         for path in self.folder.iterdir():
             if path.name == _LOCK:
@@ -71,6 +78,7 @@ def folder_of(target: Path) -> Path:
 def unfinished(target: Path, *, marker: str, replace: bool, keep: Path | None = None) -> Iterator[Unfinished]:
     """Hold the unfinished work for `target`. marker, replace, keep: as for `files.new_folder`.
 
+    A KeyboardInterrupt from inside gets a note that says where finished work is kept.
     Raises InputError if another process holds it, or `target` exists and isn't to be replaced.
     """
     target = target.absolute()
@@ -88,5 +96,9 @@ def unfinished(target: Path, *, marker: str, replace: bool, keep: Path | None = 
                 found.discard()
             raise
         yield found
+    except KeyboardInterrupt as stopped:
+        if found.kept:
+            stopped.add_note(found.kept)
+        raise
     finally:
         lock.close()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from classifiers import layers, rows
 from offramp.export.making.steps import Steps
-from offramp.runtime import Cascade
+from offramp.runtime import Cascade, InputError
 from offramp.runtime.cli import main
 
 
@@ -82,6 +82,58 @@ def test_a_folder_that_is_not_there_is_said_to_be_none(home, capsys, command):
     given = ["--train", str(home / "train.npz"), "--val", str(home / "val.npz")] if command == "make" else []
     said = refused(capsys, command, str(home / "nowhere"), *given, "--out", str(home / "o"))
     assert "nowhere: no such file or folder" in said
+
+
+def test_points_that_lost_more_on_the_test_rows_than_was_asked_are_noted_when_a_stopped_run_goes_on_too(
+    home, monkeypatch, capsys
+):
+    asked = [f"{k}%" for k in range(2, 40, 3)]
+    flags = [text for drop in asked[1:] for text in ("--max-drop", drop)]
+    options = {"max-drop": asked[0], "seconds": 0.2}
+    do = Steps.do
+
+    def refusing(self, name, *rest):
+        if name == "times.json":
+            raise InputError("no.")
+        return do(self, name, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Steps, "do", refusing)
+        assert main([*arguments(home, **options), *flags]) == 2
+    assert capsys.readouterr().err.endswith("the same command goes on from there.\n")
+    assert main([*arguments(home, **options), *flags]) == 0
+    said = capsys.readouterr()
+    assert "repacking and calibrating: done before" in said.err
+    noted = {line.split(":")[1].strip() for line in said.err.splitlines() if "that decided nothing" in line}
+    points = json.loads((home / "bundle" / "calibration.json").read_text())["operating_points"]
+    most = {f"max-drop-{drop}": float(drop.removesuffix("%")) / 100 for drop in asked}
+    assert noted == {name for name, drop in most.items() if points[name]["expected"]["drop"] > drop}
+    assert noted
+    assert "note: these are the rows of --val, which also chose exits and thresholds" in said.out
+
+
+def test_rows_of_their_own_to_measure_on_need_no_word(home, capsys):
+    assert main(arguments(home, test=home / "train.npz", seconds=0.2)) == 0
+    said = capsys.readouterr().out
+    assert "verdict: " in said
+    assert "--val" not in said
+
+
+@pytest.mark.parametrize(("step", "kept"), [("trained", False), ("exported", True)])
+def test_an_interrupted_run_says_where_finished_steps_are_if_there_are_any(home, monkeypatch, capsys, step, kept):
+    do = Steps.do
+
+    def stopped(self, name, *rest):
+        if name == step:
+            raise KeyboardInterrupt
+        return do(self, name, *rest)
+
+    monkeypatch.setattr(Steps, "do", stopped)
+    assert main(arguments(home)) == 130
+    said = capsys.readouterr().err
+    where = f"offramp: interrupted. What is finished is kept in {home}/.bundle.unfinished: the same command goes on"
+    assert (where in said) is kept
+    assert ("interrupted; nothing half-written was left" in said) is not kept
 
 
 class Killed(BaseException):

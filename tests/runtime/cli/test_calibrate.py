@@ -1,5 +1,7 @@
 """`offramp calibrate`: files that can't be read are one line."""
 
+import json
+
 import numpy as np
 import pytest
 from made_records import made_up
@@ -50,3 +52,21 @@ def test_a_risk_that_was_asked_for_and_cannot_be_promised_is_exit_code_3(
 def test_the_default_risk_only_warns(capsys, tmp_path, records):
     assert main(["calibrate", str(records), "--out", str(tmp_path / "o"), "--calibrator", "none"]) == 0
     assert "nothing is promised and no row abstains" in capsys.readouterr().err
+
+
+def test_points_that_lost_more_on_the_test_rows_than_was_asked_are_noted_and_no_others(capsys, tmp_path, records):
+    asked = [f"{k}%" for k in range(5, 40, 3)]
+    flags = [text for drop in asked for text in ("--max-drop", drop)]
+    out = tmp_path / "o"
+    assert main(["calibrate", str(records), "--out", str(out), "--calibrator", "none", "--no-times", *flags]) == 0
+    noted = {line.split(":")[1].strip() for line in capsys.readouterr().err.splitlines() if "decided nothing" in line}
+    assert noted == beyond(out, asked)
+    assert noted
+    assert len(noted) < len(asked)
+
+
+def beyond(folder, asked):
+    """The points of a calibration whose drop on the test rows is above what was asked."""
+    points = json.loads((folder / "calibration.json").read_text())["operating_points"]
+    share = {f"max-drop-{drop}": float(drop.removesuffix("%")) / 100 for drop in asked}
+    return {name for name, most in share.items() if points[name]["expected"]["drop"] > most}

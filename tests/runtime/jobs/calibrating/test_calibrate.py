@@ -118,7 +118,7 @@ def test_what_cannot_be_kept_says_so_and_names_the_closest():
         assert point.expected["risk"] is None
     few, unmet = points_of(made_up(rows=100), targets=[MaxDrop(0.001)], abstain=[])
     assert few["max-drop-0.1%"].thresholds == full(4).thresholds, "from 45 rows no such drop can be seen"
-    assert "can be had only from the full model: from 45 rows the smallest drop that saves anything is" in unmet[0]
+    assert "can be had only from the full model: from 45 rows of fit and select and 35 rows of certify" in unmet[0]
 
 
 def test_a_further_risk_adds_points_and_none_never_abstains():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from offramp.runtime import OperatingPoint, metrics
-from offramp.runtime.jobs.calibrating.promises import Promised, estimated, held, promised
+from offramp.runtime.jobs.calibrating.promises import Promised, estimated, held, overrun, promised
 
 
 def point(**provenance):
@@ -86,3 +86,27 @@ def test_a_risk_without_an_interval_is_judged_by_its_counts():
     assert (line["low"], line["high"]) == metrics.share_interval(50, 100)
     (line,) = held(point(abstention={"risk": 0.05}), {"risk": None})
     assert line["held"] is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "low", "high", "said"),
+    [
+        (4 / 600, 0.001, 0.015, "0.667% on 600 rows that decided nothing, more than the 0.5% asked for, within their"),
+        (0.03, 0.02, 0.04, "3% on 600 rows that decided nothing, more than the 0.5% asked for, beyond their"),
+        (0.0050001, 0.001, 0.015, "0.50001% on"),
+        (0.005, 0.001, 0.015, None),
+        (-0.01, -0.02, 0.0, None),
+        (None, None, None, None),
+    ],
+)
+def test_a_drop_above_what_was_asked_is_said_with_its_rows_and_noise(seen, low, high, said):
+    line = {"drop": seen, "drop_low": low, "drop_high": high}
+    (estimate,) = estimated(point(target={"drop": 0.005}), line)
+    found = overrun(estimate, 600)
+    assert found is None if said is None else found.startswith(f"its accuracy drop was {said}")
+    assert said is None or found.endswith("noise; `offramp calibrate … --guarantee` promises a drop.")
+
+
+def test_only_a_drop_is_said_to_overrun():
+    (estimate,) = estimated(point(target={"share": 0.5}), {"flops_fraction": 0.6})
+    assert overrun(estimate, 100) is None

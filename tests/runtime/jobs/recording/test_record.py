@@ -103,6 +103,22 @@ def test_killed_at_random_moments_it_ends_in_the_same_bytes(cascade, data, tmp_p
     assert not [p for p in left if (p / "work").exists()]
 
 
+@pytest.mark.parametrize("rows", [0, 1000])
+def test_an_interrupt_says_where_the_rows_done_are_kept_if_there_are_any(cascade, data, tmp_path, rows):
+    def stop(done, _):
+        if done >= rows:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "r"
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        record(cascade, data, out, checkpoint=0.0, progress=stop)
+    kept = f"What is finished is kept in {folder_of(out)}: the same command goes on from there."
+    assert getattr(stopped.value, "__notes__", []) == ([kept] if rows else [])
+    said = []
+    record(cascade, data, out, say=said.append)
+    assert any("going on at row" in line for line in said) is bool(rows)
+
+
 class Stopped(Exception):
     pass
 
