@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from time import monotonic
 from typing import Any
 
@@ -32,6 +32,15 @@ _log = logging.getLogger("offramp.online")
 Inputs = Mapping[str, NDArray[Any]]
 
 
+@dataclass(eq=False, slots=True)
+class _Gap:
+    """left: rows that pass before the next one is hit, at this chance."""
+
+    chance: float = 0.0
+    left: int = 0
+    lock: Lock = field(default_factory=Lock)
+
+
 @dataclass(frozen=True)
 class Shadow:
     """Draws rows for shadow runs, each by itself: it depends on nothing that is known of them.
@@ -41,6 +50,7 @@ class Shadow:
 
     share: float
     rng: np.random.Generator = field(default_factory=np.random.default_rng)
+    _gap: _Gap = field(default_factory=_Gap, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         arrays.fraction(self.share, "shadow", low_open=False, high_open=False)
@@ -60,11 +70,29 @@ class Shadow:
     def draw(self, unfinished: ArrayLike, chance: float | None = None) -> Bools:
         """(N,) which rows are run to the end, of those that lack an exit. chance: default `share`."""
         lacks = np.asarray(unfinished, bool)
-        return np.asarray(lacks & self.hits(len(lacks), self.share if chance is None else chance))
+        hits = self.hits(len(lacks), self.share if chance is None else chance)
+        return np.zeros(len(lacks), bool) if hits is None else np.asarray(lacks & hits)
 
-    def hits(self, rows: int, chance: float) -> Bools:
-        """(rows,) which are run to the end if they lack an exit."""
-        return np.asarray(self.rng.random(rows) < chance)
+    def hits(self, rows: int, chance: float) -> Bools | None:
+        """(rows,) which are run to the end if they lack an exit; None where none is.
+
+        Drawn is how many rows pass from one hit to the next, which is geometric: few are hit, and to draw for each row
+        numpy lets go of Python's lock, and waits for it again. A gap has no memory, so another chance begins another.
+        """
+        if chance <= 0:
+            return None
+        with self._gap.lock:
+            if self._gap.chance != chance:
+                self._gap.chance, self._gap.left = chance, int(self.rng.geometric(chance)) - 1
+            if self._gap.left >= rows:
+                self._gap.left -= rows
+                return None
+            hits = np.zeros(rows, bool)
+            while self._gap.left < rows:
+                hits[self._gap.left] = True
+                self._gap.left += int(self.rng.geometric(chance))
+            self._gap.left -= rows
+            return hits
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,10 +42,11 @@ class TextPreprocessor:
     def parts(self, rows: Iterable[Any], *, first: int = 0) -> list[tuple[Tokens, dict[str, NDArray[Any]]]]:
         """(positions, inputs) by length, shortest first: no row is padded by its neighbours."""
         encoded = self.encode(rows, first=first)
-        lengths = np.array([self._length or tokens.shape[1] for tokens in encoded], np.int64)
+        alike: dict[int, list[int]] = {}  # np.unique lets go of Python's lock, and waits for it again
+        for position, tokens in enumerate(encoded):
+            alike.setdefault(self._length or tokens.shape[1], []).append(position)
         return [
-            (positions, self.pad([encoded[i] for i in positions]))
-            for positions in (np.flatnonzero(lengths == n) for n in np.unique(lengths))
+            (np.array(positions), self.pad([encoded[i] for i in positions])) for _, positions in sorted(alike.items())
         ]
 
     def pad(self, encoded: Sequence[Tokens]) -> dict[str, NDArray[Any]]:
@@ -58,12 +59,15 @@ class TextPreprocessor:
                 "give texts of one length at a time."
             )
         width = self._length or max(lengths, default=1)
-        ids = np.full((len(encoded), width), spec.pad_id, np.int64)
-        mask, kinds = np.zeros_like(ids), np.full_like(ids, spec.pad_type_id)
-        for row, tokens in enumerate(encoded):
-            n = tokens.shape[1]
-            at = slice(0, n) if spec.padding == "right" else slice(width - n, width)
-            ids[row, at], mask[row, at], kinds[row, at] = tokens[0], 1, tokens[1]
+        if len(encoded) == 1 and lengths[0] == width:  # as most requests are
+            ids, kinds, mask = encoded[0][:1], encoded[0][1:], np.ones((1, width), np.int64)
+        else:
+            ids = np.full((len(encoded), width), spec.pad_id, np.int64)
+            mask, kinds = np.zeros_like(ids), np.full_like(ids, spec.pad_type_id)
+            for row, tokens in enumerate(encoded):
+                n = tokens.shape[1]
+                at = slice(0, n) if spec.padding == "right" else slice(width - n, width)
+                ids[row, at], mask[row, at], kinds[row, at] = tokens[0], 1, tokens[1]
         made = {spec.ids: ids, spec.mask: mask, spec.type_ids: kinds}
         return {name: values.astype(self._dtypes[name]) for name, values in made.items() if name is not None}
 

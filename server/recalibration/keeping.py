@@ -88,8 +88,8 @@ class Keeping:
         first, rows = of[0][0], len(exit)
         requests = [(job.query.request_id, ids) for job, ids in of]
         self._learning.keep_as(requests, first.version, first.point, exit, abstain, seen, share)
-        drawn = self._shadow.hits(rows, share) if share else None
-        if drawn is None or not drawn.any():
+        drawn = self._shadow.hits(rows, share)
+        if drawn is None:
             return []
         drawn &= seen.unfinished
         chosen, start = [], 0

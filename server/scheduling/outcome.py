@@ -81,7 +81,7 @@ class Answering:
 
     def leave_at(self, left: NDArray[Any]) -> None:
         """Every row leaves, at the exits (n,) that the graph says."""
-        exits = [int(left[0])] if len(left) == 1 else np.unique(left).tolist()
+        exits = sorted(set(left.tolist()))  # np.unique lets go of Python's lock, and waits for it again
         for j in exits:
             here = None if len(exits) == 1 else left == j
             for route, mask in self._routes:

@@ -31,6 +31,32 @@ def test_the_share_of_those_who_lack_an_exit_is_drawn_and_nobody_else():
     assert not Shadow(0.5).draw(lacks, chance=0.0).any()
 
 
+def hit(shadow, rows, chance):
+    hits = shadow.hits(rows, chance)
+    return np.zeros(rows, bool) if hits is None else hits
+
+
+@given(st.lists(st.integers(0, 40), max_size=60), st.floats(0.01, 1), st.integers(0, 10**6))
+def test_who_is_hit_does_not_depend_on_how_rows_come_together(sizes, chance, seed):
+    pieces, whole = (Shadow(0.5, np.random.default_rng(seed)) for _ in range(2))
+    found = np.concatenate([np.zeros(0, bool), *(hit(pieces, rows, chance) for rows in sizes)])
+    assert found.tolist() == hit(whole, sum(sizes), chance).tolist()
+
+
+def test_each_row_is_hit_with_its_chance_by_itself_whatever_the_chances_before():
+    shadow, chances = Shadow(0.5, np.random.default_rng(1)), [0.3, 0.05, 0.3]
+    found = {chance: [] for chance in chances}
+    for turn in range(60_000):
+        chance = chances[turn // 7 % 3] if turn % 2 else chances[turn % 3]
+        found[chance].append(hit(shadow, 2, chance))
+    for chance, pairs in found.items():
+        first, second = np.array(pairs).T
+        few = 5 * np.sqrt(chance * (1 - chance) / len(first))
+        assert abs(first.mean() - chance) < few
+        assert abs(second.mean() - chance) < few
+        assert abs((first & second).mean() - chance**2) < few
+
+
 @given(st.floats(0, 1), st.integers(0, 10_000), st.floats(0, 2000))
 def test_whoever_is_drawn_finds_room(share, early, room):
     chance = Shadow(share).chance(early, room)
