@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 SCHEMA = "1"
 _MIGRATIONS = Path(__file__).parent / "migrations"
+_BEING_MADE = 1.0  # seconds within which another process that makes a store has put its name into the file
 _APPLICATION = 0x6F666672  # "offr": SQLite keeps it in the file's head
 _HEAD = b"SQLite format 3\0"
 _FILE_WAITS = 2.0  # seconds for another process's lock
@@ -95,14 +97,14 @@ class Database:
             path.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):  # answers say a lot of who asked: nobody else reads them
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            with path.open("rb") as stream:
-                head = stream.read(100)
+            end = time.monotonic() + _BEING_MADE
+            while not _is_ours(_head_of(path)):
+                # What was written just now may be a store that another process is making.
+                if time.time() - path.stat().st_mtime > _BEING_MADE or time.monotonic() > end:
+                    raise _not_ours(path)
+                time.sleep(0.01)
         except OSError as error:
             raise StoreError(f"{path}: it can't be opened ({error.strerror}). Choose another place.") from error
-        if not head:
-            return
-        if not head.startswith(_HEAD) or int.from_bytes(head[68:72], "big") != _APPLICATION:
-            raise _not_ours(path)
 
     def _bring_to_schema(self) -> None:
         with self.writing() as connection:
@@ -143,6 +145,15 @@ class Database:
         if tables & {"served", "alembic_version"}:
             raise StoreError(f"{self.name} has tables of another program. Give offramp a database of its own.")
         return None
+
+
+def _head_of(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(100)
+
+
+def _is_ours(head: bytes) -> bool:
+    return not head or (head.startswith(_HEAD) and int.from_bytes(head[68:72], "big") == _APPLICATION)
 
 
 _DAMAGED = "it is damaged. Restore it, or move it away: a new one is made in its place"
