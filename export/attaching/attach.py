@@ -17,7 +17,6 @@ from offramp.export.tracing.module import Runner
 from offramp.export.tracing.trace import check_axes
 from offramp.export.tracing.unwrap import name_inputs
 from offramp.runtime.errors import ExportError
-from torch.utils.flop_counter import FlopCounterMode
 
 
 def attach_exits(
@@ -56,9 +55,10 @@ def attach_exits(
     arrays = {name: tensor.numpy() for name, tensor in about.example_inputs.items()}
     with Runner(model):
         inputs = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-        blocks, shares = look(model, inputs)
+        blocks, shares, total = look(model, inputs)
         names = _chosen(model, at, blocks)
-        taps, count, flops = _look(model, names, shares, inputs)
+        taps, logits = _look(model, names, shares, inputs)
+        count, flops = int(logits.shape[1]), total // len(logits)
     if count < 2:
         raise ExportError(
             "the model gives one logit a row: heads are taught which of several classes a row is. Let forward return "
@@ -123,7 +123,7 @@ def _chosen(model: torch.nn.Module, at: Sequence[str | int] | None, blocks: Sequ
         elif parse(one)[0] in parts and parse(one)[0]:
             names.append(one)
         else:
-            outermost = [name for name in parts if name and name.count(".") == 0]
+            outermost = [name for name, _ in model.named_children()]
             raise ExportError(
                 f"at names {one!r}, which the model doesn't have. Any submodule's name goes: {_some(outermost)}, and "
                 f"what is in them. Blocks that were found by themselves: {_some([b.tap for b in blocks]) or 'none'}."
@@ -139,9 +139,9 @@ def _some(names: Sequence[str]) -> str:
 
 def _look(
     model: torch.nn.Module, names: Sequence[str], shares: Mapping[str, float], inputs: Mapping[str, torch.Tensor]
-) -> tuple[list[Tap], int, int]:
-    """The taps in the order in which they run, the number of classes, and the model's FLOPs a row."""
-    with torch.no_grad(), FlopCounterMode(display=False) as counter, tapped(model, names) as found:
+) -> tuple[list[Tap], torch.Tensor]:
+    """The taps in the order in which they run, and the model's logits."""
+    with torch.no_grad(), tapped(model, names) as found:
         output = model(**inputs)
     refuse_exits(output)
     logits = logits_of(output)
@@ -164,4 +164,4 @@ def _look(
     missing = [name for name in names if name not in found]
     if missing:
         raise ExportError(f"at names {missing[0]!r}, which the model doesn't run on the example, or not so often.")
-    return taps, int(logits.shape[1]), counter.get_total_flops() // rows
+    return taps, logits

@@ -45,16 +45,16 @@ class Call:
         return self.ended - self.begun
 
 
-def look(model: torch.nn.Module, inputs: Inputs) -> tuple[list[Block], dict[str, float]]:
-    """The model's blocks (see `find_blocks`), and the share of its FLOPs that is spent when a tap ends, of every tap.
+def look(model: torch.nn.Module, inputs: Inputs) -> tuple[list[Block], dict[str, float], int]:
+    """The model's blocks (see `find_blocks`); the share of its FLOPs that is spent when a tap ends, of every tap; and
+    the FLOPs of all rows.
 
     Raises ExportError if the model fails on the inputs.
     """
     calls, total = _run(model, inputs)
     ends = {f"{call.name}{CALL}{call.number}": call.ended / total for call in calls} if total else {}
-    return find_blocks(calls, total), ends | {
-        name.removesuffix(f"{CALL}0"): share for name, share in ends.items() if name.endswith(f"{CALL}0")
-    }
+    first = {name.removesuffix(f"{CALL}0"): share for name, share in ends.items() if name.endswith(f"{CALL}0")}
+    return find_blocks(calls, total), ends | first, total
 
 
 def find_blocks(calls: Sequence[Call], total: int) -> list[Block]:

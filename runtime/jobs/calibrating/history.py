@@ -251,7 +251,7 @@ class History:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._write_log([*self._log(), PutInForce(name, now, by)])
         write_atomically(self.path / CALIBRATION, document)
-        put_section(self.path, PROMISES, promises_of(self._read(self.path)))
+        put_section(self.path, PROMISES, promises_of(decode_calibration(document, self.path / CALIBRATION)))
 
     def _write_log(self, lines: list[PutInForce]) -> None:
         text = "".join(json.dumps(vars(line)) + "\n" for line in lines)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ _TOGETHER = 50  # rows a statement: 750 values, of the 999 that old SQLites take
 
 
 class Values(NamedTuple):
-    """A row as it is inserted: what `served` calls its columns."""
+    """A row as it is inserted: what `served` calls its columns, in their order there."""
 
     model: int
     bundle: int
@@ -113,19 +112,17 @@ def _insert(connection: sa.Connection, values: Sequence[Values]) -> None:
     if not values:
         return
     statement = sa.insert(served).compile(dialect=connection.dialect, column_keys=list(Values._fields))
-    one, given = str(statement), list[Any](values)
+    one = str(statement)
     if not statement.positional:
         connection.exec_driver_sql(one, [row._asdict() for row in values])
         return
-    if tuple(statement.positiontup or ()) != Values._fields:
-        given = list(map(attrgetter(*(statement.positiontup or ())), values))
-    whole = len(given) - len(given) % _TOGETHER
+    whole = len(values) - len(values) % _TOGETHER
     head, between, row = one.rpartition(" VALUES ")
     many = head + between + ", ".join([row] * _TOGETHER)
     for start in range(0, whole, _TOGETHER):
-        connection.exec_driver_sql(many, tuple(chain.from_iterable(given[start : start + _TOGETHER])))
-    if whole < len(given):
-        connection.exec_driver_sql(one, given[whole:])
+        connection.exec_driver_sql(many, tuple(chain.from_iterable(values[start : start + _TOGETHER])))
+    if whole < len(values):
+        connection.exec_driver_sql(one, list(values[whole:]))
 
 
 def _count(connection: sa.Connection, source: Source, rows: int, bytes: int) -> None:

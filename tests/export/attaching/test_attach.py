@@ -66,7 +66,7 @@ def test_any_module_gets_exits_where_it_is_told_and_only_the_heads_follow_train(
 
 def test_numbers_name_the_blocks_that_are_found():
     model = layers()
-    blocks, _ = look(model, {"x": rows()})
+    blocks, _, _ = look(model, {"x": rows()})
     attached = attach_exits(model, [1], example_inputs=rows())
     assert [tap.name for tap in attached.taps] == [blocks[1].tap] == ["layers.1"]
 

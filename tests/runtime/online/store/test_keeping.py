@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kept_rows import CLASSES, opened, rows
 from offramp.runtime.errors import StoreError
 from offramp.runtime.online.store.database import Database
+from offramp.runtime.online.store.keeping import Values
 from offramp.runtime.online.store.packing import relative
 from offramp.runtime.online.store.schema import models, served
 from offramp.runtime.online.store.store import Store
@@ -96,6 +97,11 @@ def test_surrogates_and_zeros_are_ids_anywhere(where):
     with opened(where) as store:
         store.append(rows(ids))
         assert store.feedback(ids, [0] * 6, [1] * 6) == ["accepted"] * 6
+
+
+def test_a_row_is_inserted_in_the_order_of_its_columns():
+    inserted = [column.name for column in served.columns if column.name in Values.__annotations__]
+    assert inserted == list(Values.__annotations__)
 
 
 @pytest.mark.parametrize("unknown", [np.nan, 0.0])
