@@ -22,6 +22,8 @@ class Dispatch:
         self.speed = Speed()
         self._scheduler = Scheduler(self._limit, self._linger, self.speed.worth, self.speed.row_seconds)
         self.queued_rows = 0
+        self.queued_jobs = 0
+        """Those of whose rows none has run."""
 
     def __len__(self) -> int:
         """Rows that wait anywhere, survivors of batches among them."""
@@ -45,6 +47,7 @@ class Dispatch:
             waiting = Waiting(job, len(group), group, due=first, before=before, since=job.arrived)
             self._add(Place(way, 0, way.waits_at(group.sizes)), waiting)
             before += len(group)
+        self.queued_jobs += 1
         self._count(rows)
 
     def expected_seconds(self, way: Way) -> float:
@@ -63,13 +66,20 @@ class Dispatch:
                 job: Job = part.waiting.owner
                 if job.queued == job.rows:
                     begun.append(job)
+                    self.queued_jobs -= 1
                 job.queued -= part.stop - part.start
             self._count(-batch.rows)
         return batch, begun
 
-    def ran(self, batch: Batch, outcome: Outcome, started: float, ended: float) -> list[Job]:
-        """A batch has run. Returns the jobs whose deadline had passed and whose rows all have some answer now."""
-        self.speed.ran(batch.place, batch.rows, self._row_flops(batch.place), ended - started)
+    def ran(
+        self, batch: Batch, outcome: Outcome, started: float, ended: float, *, undisturbed: bool = False
+    ) -> list[Job]:
+        """A batch has run. Returns the jobs whose deadline had passed and whose rows all have some answer now.
+
+        undisturbed: as `Speed.ran` takes it.
+        """
+        row_flops = self._row_flops(batch.place)
+        self.speed.ran(batch.place, batch.rows, row_flops, ended - started, undisturbed=undisturbed)
         answered = sum(len(ids) for _, ids in outcome.settled)
         if answered:
             self.speed.answered(answered, ended - started)
@@ -87,6 +97,7 @@ class Dispatch:
         for place, waiting in job.waits:
             self._scheduler.forget(place, waiting)
         job.waits.clear()
+        self.queued_jobs -= job.queued == job.rows > 0
         self._count(-job.queued)
         job.queued = 0
 

@@ -14,6 +14,8 @@ _WEIGHT = 0.2
 # Of a batch's own time so much may be spent on filling up: every row of the batch waits for that, and the time itself
 # is known roughly. Of 0, .1, .3 and 1 this gave most rows a second for 16 and for 64 clients of MiniLM.
 _SPENT = 0.3
+_ODD = 1.5  # times what was expected: more isn't taken over from one batch, during which the machine did something else
+_FORGOTTEN = 0.999  # what is left of a time alone with each batch in a lane, so that it is tried again some time
 _KEPT, _ENOUGH = 0.99, 16  # of a line's past with each batch, and batches until it is believed
 
 
@@ -50,6 +52,13 @@ class _Usual:
         self._flops += (flops - self._flops) * weight
         self._seconds += (seconds - self._seconds) * weight
 
+    def saw_alone(self, flops: float, seconds: float) -> None:
+        """As `saw`, but for what is odd."""
+        self.saw(flops, min(seconds, _ODD * self.seconds_for(flops)) if self._seconds else seconds)
+
+    def forget(self) -> None:
+        self._seconds *= _FORGOTTEN
+
     def seconds_for(self, flops: float) -> float:
         """From above: a smaller batch takes as long, a larger one in proportion."""
         return self._seconds * max(1.0, flops / max(self._flops, 1.0))
@@ -61,17 +70,27 @@ class Speed:
     def __init__(self) -> None:
         self._flops: dict[object, float] = {}  # by way
         self._lines: dict[object, Line] = {}
-        self._alone: dict[object, _Usual] = {}  # batches of one row, by way
-        self._usual: dict[object, _Usual] = {}  # all batches
+        # All batches and those of one row, by way: wherever they ran, and by the event loop, where no other thread has
+        # Python's lock.
+        self._anywhere: tuple[dict[object, _Usual], ...] = ({}, {})
+        self._undisturbed: tuple[dict[object, _Usual], ...] = ({}, {})
         self._rows = 0.0  # in all, answered
         self.batch_seconds = 0.0
 
-    def ran(self, place: Place, rows: int, row_flops: int, seconds: float) -> None:
-        """A batch has run. row_flops: as `rows_at_once` takes them."""
+    def ran(self, place: Place, rows: int, row_flops: int, seconds: float, *, undisturbed: bool = False) -> None:
+        """A batch has run. row_flops: as `rows_at_once` takes them. undisturbed: by the event loop, not in a lane."""
         now = rows * max(row_flops, 1) / max(seconds, 1e-9)
         before = self._flops.get(place.way)
-        for kind in (self._usual, self._alone) if rows == 1 else (self._usual,):
+        kinds = slice(None if rows == 1 else 1)
+        for kind in self._anywhere[kinds]:
             kind.setdefault(place.way, _Usual()).saw(rows * row_flops, seconds)
+        if undisturbed:
+            for kind in self._undisturbed[kinds]:
+                kind.setdefault(place.way, _Usual()).saw_alone(rows * row_flops, seconds)
+        else:
+            for kind in self._undisturbed:
+                if place.way in kind:
+                    kind[place.way].forget()
         self._lines.setdefault(place.way, Line()).saw(rows * row_flops, seconds)
         self._flops[place.way] = now if before is None else before + (now - before) * _WEIGHT
         self.batch_seconds += (seconds - self.batch_seconds) * (_WEIGHT if self.batch_seconds else 1.0)
@@ -98,9 +117,13 @@ class Speed:
         return max(1, min(AT_MOST, int(max(rows * _SECONDS, min(_FEW, rows * _FEW_SECONDS)))))
 
     def expected_seconds(self, way: object, flops: int) -> float:
-        """What a batch should take; infinite while nothing is known of such."""
-        known = [kind[way].seconds_for(flops) for kind in (self._usual, self._alone) if way in kind]
-        return min(known, default=math.inf)
+        """What a batch should take in the event loop; infinite while nothing is known of such.
+
+        In lanes batches wait for Python's lock, which the event loop has the longer the more there is to do: by those
+        times a small model's rows, once they go to lanes, would go there for good.
+        """
+        kinds = self._undisturbed if way in self._undisturbed[0] else self._anywhere
+        return min((kind[way].seconds_for(flops) for kind in kinds if way in kind), default=math.inf)
 
     def row_seconds(self) -> float:
         """Seconds from one answered row to the next, 0 while that isn't known."""

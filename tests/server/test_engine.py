@@ -123,6 +123,33 @@ def test_only_what_is_short_runs_in_the_event_loop(rows, engine_of, monkeypatch,
         assert here[1:] == [(20, True)]
 
 
+@pytest.mark.parametrize(("requests", "each", "here"), [(60, 1, True), (1, 60, False)], ids=["of many", "of one"])
+def test_rows_that_take_less_than_their_requests_run_in_the_event_loop(
+    rows, engine_of, monkeypatch, requests, each, here
+):
+    seen, run = [], BatchingEngine.run_batch
+
+    def noted(self, batch):
+        seen.append((batch.rows, threading.current_thread() is threading.main_thread()))
+        return run(self, batch)
+
+    monkeypatch.setattr(BatchingEngine, "run_batch", noted)
+    row_flops = int(rows.row_flops({})[-1])
+    monkeypatch.setattr(Speed, "expected_seconds", lambda self, way, flops: 1e-4 * flops / row_flops)
+
+    async def scene():
+        engine = engine_of(rows)
+        await engine.infer(query(rows, 1), Patience(60))
+        await asyncio.sleep(0.2)
+        seen.clear()
+        await asyncio.gather(*(engine.infer(query(rows, each), Patience(60)) for _ in range(requests)))
+        await engine.close()
+
+    asyncio.run(scene())
+    assert sum(count for count, _ in seen) == 60
+    assert {loop for _, loop in seen} == {here}
+
+
 def test_an_error_of_a_row_in_the_event_loop_is_that_rows_alone(tokens, engine_of, monkeypatch):
     monkeypatch.setattr(Speed, "expected_seconds", lambda *_: 0.0)
 
@@ -165,11 +192,11 @@ def test_whatever_goes_wrong_around_a_batch_the_next_one_runs(rows, engine_of, m
     monkeypatch.setattr(Speed, "expected_seconds", lambda *_: 0.0 if here else 1.0)
     ran, broken = Dispatch.ran, [3]
 
-    def fails_at_first(self, *arguments):
+    def fails_at_first(self, *arguments, **options):
         if broken[0]:
             broken[0] -= 1
             raise LookupError("by accident")
-        return ran(self, *arguments)
+        return ran(self, *arguments, **options)
 
     monkeypatch.setattr(Dispatch, "ran", fails_at_first)
     x = np.zeros((1, 8), np.float32)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from offramp.server.scheduling.dispatch import Dispatch
 from offramp.server.scheduling.scheduler import HEAD_START, Place, Scheduler, Waiting
 from offramp.server.scheduling.simulator import Asked, SimulatedWay, Simulation
 
@@ -174,3 +175,20 @@ def test_every_row_is_answered_exactly_once_or_its_client_has_left(requests, sta
     if lanes == 1 and not any(job.cancelled is not None for job in jobs):
         for (_, end, _), (began, _, _) in zip(simulation.batches, simulation.batches[1:], strict=False):
             assert began == end or any(job.arrived == began for job in jobs)
+
+
+def test_requests_that_have_not_begun_are_counted():
+    way, dispatch = way_of(), Dispatch(65_536)
+    jobs = [asked(0.0, rows=rows) for rows in (1, 1, 200, 1)]
+    for job in jobs:
+        dispatch.admit(job, way, [job.group()])
+    assert dispatch.queued_jobs == 4
+    dispatch.forget(jobs[1])
+    dispatch.forget(jobs[1])
+    assert dispatch.queued_jobs == 3
+    batch, begun = dispatch.take(0.0)
+    assert batch.rows == 32
+    assert dispatch.queued_jobs == 3 - len(begun)
+    for job in jobs:
+        dispatch.forget(job)
+    assert dispatch.queued_jobs == dispatch.queued_rows == 0

@@ -1,5 +1,7 @@
 """How many rows make a batch."""
 
+import math
+
 import pytest
 from offramp.server.scheduling.scheduler import Place
 from offramp.server.scheduling.simulator import SimulatedWay
@@ -54,3 +56,36 @@ def test_who_comes_again_later_is_told_when():
     speed.answered(100, 0.5)
     assert speed.seconds_for(1000) == pytest.approx(5)
     assert speed.seconds_for(10**9) == 60
+
+
+def test_nothing_is_known_before_anything_ran():
+    assert Speed().expected_seconds(WAY, 1) == math.inf
+
+
+def test_what_lanes_took_says_nothing_of_the_event_loop_once_that_ran_some():
+    speed = Speed()
+    speed.ran(PLACE, 8, 10, 0.004)
+    assert speed.expected_seconds(WAY, 80) == pytest.approx(0.004)
+    speed.ran(PLACE, 8, 10, 0.0004, undisturbed=True)
+    for _ in range(20):
+        speed.ran(PLACE, 8, 10, 0.005)
+    assert speed.expected_seconds(WAY, 80) == pytest.approx(0.0004, rel=0.03)
+    assert speed.expected_seconds(WAY, 800) == pytest.approx(0.004, rel=0.03)
+
+
+def test_one_odd_batch_is_no_reason_to_leave_the_event_loop():
+    speed = Speed()
+    for k in range(50):
+        speed.ran(PLACE, 1, 10, 0.5 if k == 30 else 0.0002, undisturbed=True)
+        assert speed.expected_seconds(WAY, 10) < 0.00025
+    for _ in range(50):
+        speed.ran(PLACE, 1, 10, 0.002, undisturbed=True)
+    assert speed.expected_seconds(WAY, 10) == pytest.approx(0.002, rel=0.05)
+
+
+def test_what_went_to_lanes_is_tried_again_some_time():
+    speed = Speed()
+    speed.ran(PLACE, 1, 10, 0.02, undisturbed=True)
+    for _ in range(4000):
+        speed.ran(PLACE, 1, 10, 0.02)
+    assert speed.expected_seconds(WAY, 10) < 0.0005
