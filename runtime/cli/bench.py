@@ -92,7 +92,7 @@ def _add_simulation(group: Any) -> None:
         "--measured-seconds",
         type=float,
         metavar="S",
-        help="about how long a server is measured first, all points together (default: 45)",
+        help="about how long a server is measured first, at each point (default: 60)",
     )
 
 

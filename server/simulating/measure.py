@@ -19,7 +19,7 @@ from offramp.server.simulating.samples import BatchLine, Level, PointTimes, Seri
 
 _SHARES = (0.1, 0.25, 0.4, 0.55, 0.65, 0.75, 0.85)  # of what a closed loop carries
 _CLOSED, _CLOSED_SHARE = 64, 0.1  # connections of that loop, and its share of the time
-_PLAIN_SHARE = 0.4  # of the time, for a server that keeps no record: to keep one costs some of what is to be measured
+_PLAIN_SHARE = 0.5  # of the time, for a server that keeps no record: to keep one costs some of what is to be measured
 # Of all loads, so that whatever else the machine does for a while isn't taken for one load's; at most, and of seconds.
 _TURNS, _TURN = 3, 5.0
 _DISTURBED = 1.5  # times the p90 or p99 that is usual at a load: a turn above that isn't counted

@@ -25,7 +25,7 @@ from offramp.server.simulating.residual import Residual, residual
 from offramp.server.simulating.samples import Level
 
 SCHEMA = "offramp-simulation/2"
-SECONDS, MEASURED_SECONDS = 20.0, 45.0
+SECONDS, MEASURED_SECONDS = 20.0, 60.0
 LOADS: tuple[Load, ...] = (Poisson(share=0.3), Poisson(share=0.6), Poisson(share=0.9))
 _WARM = 1.0
 _AGAIN = 5000  # requests of a measured load that are simulated to see what that is off
@@ -73,7 +73,7 @@ def simulate_bench(
 
     points: names, all of the bundle's by default. loads: as `load_bench` takes them; shares are of what 64 connections
     carried at the same point when that was measured. lanes, threads, batching, max_queued_rows: the server's settings.
-    rows: a request. seconds: that are simulated. measured_seconds: about how long is measured, all points together.
+    rows: a request. seconds: that are simulated. measured_seconds: about how long is measured, at each point.
     Raises InputError, and OfframpError if the server doesn't come up.
     """
     if lanes is None:
@@ -87,7 +87,8 @@ def simulate_bench(
         bank = Bank(cascade, data, names, seed=seed)
         options = ["--batching", batching] + ([] if threads is None else ["--threads", str(threads)])
         began = time.perf_counter()
-        measured = measure(bundle, data, names, options, lanes=lanes, rows=rows, seconds=measured_seconds, seed=seed)
+        in_all = measured_seconds * len(names)
+        measured = measure(bundle, data, names, options, lanes=lanes, rows=rows, seconds=in_all, seed=seed)
         measuring = time.perf_counter() - began
         players = {
             name: Player(

@@ -15,7 +15,7 @@ def level(rate, latencies):
     return Level(rate, 1.0, none, none, (none,), none, none, np.asarray(latencies))
 
 
-def drawn(seed, scale=0.01, rows=2000):
+def drawn(seed, scale=0.01, rows=200_000):  # so many that the slowest, too, are known
     return np.random.default_rng(seed).exponential(scale, rows)
 
 
@@ -25,7 +25,7 @@ def quantiles(latencies):
 
 def test_a_simulation_that_is_half_everywhere_is_doubled_at_loads_between():
     found = residual([level(rate, 2 * drawn(0)) for rate in RATES], lambda _: drawn(0))
-    assert quantiles(found.corrected(drawn(0), 333.0)) == pytest.approx(quantiles(2 * drawn(0)))
+    assert quantiles(found.corrected(drawn(0), 333.0)) == pytest.approx(quantiles(2 * drawn(0)), rel=0.05)
 
 
 def test_what_grows_with_the_load_is_followed_between_and_kept_beyond():
@@ -35,7 +35,7 @@ def test_what_grows_with_the_load_is_followed_between_and_kept_beyond():
     found = residual([level(rate, factor(rate) * drawn(1)) for rate in RATES], lambda _: drawn(1))
     for rate, like in [(250.0, 250.0), (40.0, 100.0), (900.0, 500.0)]:
         expected = quantiles(factor(like) * drawn(1))
-        assert quantiles(found.corrected(drawn(1), rate)) == pytest.approx(expected, rel=1e-6)
+        assert quantiles(found.corrected(drawn(1), rate)) == pytest.approx(expected, rel=0.05)
 
 
 def test_a_tail_that_is_off_is_mended_without_the_middle():
@@ -43,12 +43,25 @@ def test_a_tail_that_is_off_is_mended_without_the_middle():
     found = residual([level(rate, slow) for rate in RATES], lambda _: drawn(2))
     p10, p50, p90, p99 = quantiles(found.corrected(drawn(2), 300.0)) / quantiles(drawn(2))
     assert [p10, p50, p90] == pytest.approx([1.0] * 3, rel=0.01)
-    assert p99 == pytest.approx(3.0, rel=0.05)
+    assert p99 == pytest.approx(3.0, rel=0.1)
+
+
+def test_what_few_slow_requests_say_counts_little():
+    few = [level(rate, 2 * drawn(0, rows=1000)) for rate in RATES]
+    p10, p50, p90, p99 = quantiles(residual(few, lambda _: drawn(0, rows=1000)).corrected(drawn(0), 300.0)) / quantiles(
+        drawn(0)
+    )
+    assert 1.75 < p10 < 2
+    assert p10 > p50 > p90 > p99
+    assert p99 < 1.15
 
 
 @given(st.integers(0, 10_000), st.integers(0, 300), st.floats(1.0, 1000.0))
 def test_the_slower_of_two_requests_stays_the_slower_one(seed, rows, rate):
-    found = residual([level(r, drawn(seed + k, 0.02)) for k, r in enumerate(RATES)], lambda one: drawn(int(one.rate)))
+    found = residual(
+        [level(r, drawn(seed + k, 0.02, 2000)) for k, r in enumerate(RATES)],
+        lambda one: drawn(int(one.rate), rows=2000),
+    )
     simulated = drawn(seed + 9, rows=rows)
     corrected = found.corrected(simulated, rate)
     assert corrected.shape == simulated.shape
@@ -63,5 +76,5 @@ def test_levels_without_requests_of_an_open_loop_say_nothing():
 
 
 def test_one_level_is_enough():
-    found = residual([level(100.0, [0.01] * 60), level(900.0, [])], lambda _: np.full(60, 0.005))
-    assert found.corrected(np.array([0.005]), 500.0) == pytest.approx([0.01])
+    found = residual([level(100.0, [0.01] * 60_000), level(900.0, [])], lambda _: np.full(60_000, 0.005))
+    assert found.corrected(np.array([0.005]), 500.0) == pytest.approx([0.01], rel=0.01)
