@@ -18,6 +18,7 @@ from offramp.runtime.calibration.kernel import (
 from offramp.runtime.calibration.linear import ClasswiseTemperature, VectorScaling
 from offramp.runtime.calibration.monotone import Beta, Isotonic, Platt, isotonic_regression
 from offramp.runtime.calibration.parametric import ParametricTemperature
+from offramp.runtime.calibration.powered import Powered, ordered_by, same_order
 from offramp.runtime.calibration.protocol import Calibrator, Given
 from offramp.runtime.calibration.rank_preserving import RankPreservingIsotonic, RankPreservingPower
 from offramp.runtime.calibration.rcmmc import RCMMC
@@ -50,6 +51,7 @@ __all__ = [
     "NWConfidenceEntropy",
     "ParametricTemperature",
     "Platt",
+    "Powered",
     "RankPreservingIsotonic",
     "RankPreservingPower",
     "SoftBinnedTemperature",
@@ -63,6 +65,8 @@ __all__ = [
     "isotonic_regression",
     "kind",
     "names",
+    "ordered_by",
     "register",
+    "same_order",
     "unregister",
 ]

@@ -48,6 +48,16 @@ def binary_nll(log_odds: Floats, correct: Array, w: Floats) -> float:
     return float(w @ np.logaddexp(0.0, np.where(correct, -log_odds, log_odds)) / w.sum())
 
 
+def fit_alpha(odds: Floats, correct: Array, w: Floats, classes: int) -> float:
+    """α of the power by binary NLL. odds: (N,) finite; correct: (N,); w: (N,) > 0."""
+
+    def loss(log_alpha: float) -> float:
+        return binary_nll(power_log_odds(odds, float(np.exp(log_alpha)), classes), correct, w)
+
+    low, high = np.log(ALPHA_RANGE)
+    return float(np.exp(minimise(loss, low, high, 41, 1e-8)))
+
+
 @register
 class RankPreservingPower(TopOne):
     """f̂_α(c) = ε·c + (1 − ε)·f_α(c), f_α(c) = 1/C + (1 − 1/C)·((c − 1/C)/(1 − 1/C))^α; α by binary NLL.
@@ -61,14 +71,7 @@ class RankPreservingPower(TopOne):
     alpha_: float
 
     def _fit_pairs(self, given: Given, correct: Array, w: Floats) -> None:
-        s = finite_score(given)
-        classes = self.classes_ or 1
-
-        def loss(log_alpha: float) -> float:
-            return binary_nll(power_log_odds(s, float(np.exp(log_alpha)), classes), correct, w)
-
-        low, high = np.log(ALPHA_RANGE)
-        self.alpha_ = float(np.exp(minimise(loss, low, high, 41, 1e-8)))
+        self.alpha_ = fit_alpha(finite_score(given), correct, w, self.classes_ or 1)
 
     def _score(self, given: Given) -> Array:
         return power_log_odds(given.score, self.alpha_, self.classes_ or 1)

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from offramp.runtime.online.fitting.recalibrator import Refit, abstention
-from offramp.runtime.online.guard import judge, open_trial
+from offramp.runtime.online.fitting.recalibrator import abstention
 from offramp.runtime.online.online import Online
 from offramp.runtime.online.trials import OnTrial, Trials
 from offramp.runtime.online.window import Window
@@ -52,13 +51,13 @@ class Contest:
         incumbent: OperatingPoint,
         *,
         before: OperatingPoint | None = None,
-        opened: int = 0,
+        turns: Mapping[str, int] | None = None,
         selections: int = 0,
     ) -> None:
         """before: whose place the incumbent took; it may take that back by the same test as anybody.
 
-        opened: candidates that the incumbent had already. selections: how often a threshold of abstention was sought
-        for this point on later rows, for whichever incumbent.
+        turns: candidates that the incumbent had already, as in `Trials`. selections: how often a threshold of
+        abstention was sought for this point on later rows, for whichever incumbent.
         """
         self._trials = Trials(
             online.recalibrator,
@@ -66,7 +65,7 @@ class Contest:
             -math.inf if (fitted := fitted_on(incumbent)) is None else fitted,
             every=online.every,
             share=online.share,
-            opened=opened,
+            turns=dict(turns or {}),
         )
         self._full = online.rows
         self._before = before
@@ -86,25 +85,16 @@ class Contest:
             for one in list(trials.on_trial):
                 if one.trial.after < window.time[0]:
                     trials.drop(one.trial.number)
-        opened = trials.opened
+        before = len(trials.spendings)
         found = [self._found(one, window) for one in trials.look(window)]
         if self._before is not None and (window.time > trials.fitted_until).any():
-            self._challenge(self._before, window)
+            trials.challenge(self._before, window)
             self._before = None
-        for number in range(opened + 1, trials.opened + 1):
-            begun = next((one for one in trials.on_trial if one.trial.number == number), None)
+        for spending in trials.spendings[before:]:
+            begun = next((one for one in trials.on_trial if one.trial.number == spending.number), None)
             more = {} if begun is None else {"after": begun.refit.after, "rows": list(begun.refit.rows)}
-            found.append(Found("trial", trials.incumbent, {**self._about, "number": number, **more}))
+            found.append(Found("trial", trials.incumbent, {**self._about, **asdict(spending), **more}))
         return found
-
-    def _challenge(self, before: OperatingPoint, window: Window) -> None:
-        """Try whom the incumbent has replaced, on rows that come from now on."""
-        trials, now = self._trials, float(window.time[-1])
-        trials.opened += 1
-        trial = open_trial(window, trials.incumbent, before, after=now, number=trials.opened, alpha=trials.alpha)
-        refit = Refit(before, now, (0,) * window.exits, 0.0, 0.0)
-        decision = judge(trial, window, trials.incumbent, before, share=trials.share)
-        trials.on_trial.append(OnTrial(refit, trial, decision))
 
     def end(self, found: Found) -> None:
         """A candidate's verdict has been logged: it is no longer on trial."""

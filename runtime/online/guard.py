@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from offramp.runtime import arrays, scores
 from offramp.runtime.arrays import Bools, Floats, Ints
+from offramp.runtime.calibration import same_order
 from offramp.runtime.errors import InputError
 from offramp.runtime.metrics import leave_here, paired_auroc
 from offramp.runtime.metrics.bins import default_bins
@@ -27,13 +28,14 @@ Verdict = Literal["accept", "refuse", "wait"]
 class Trial:
     """A candidate on trial against the incumbent: all that is fixed before its judge rows come.
 
-    number: the how-manieth candidate of this incumbent it is, from 1; a rollback is one, too. after: seconds; judge
-    rows were answered later. edges: (B − 1,) of the bins, in the incumbent's log-odds. shift: (B,) how far the
-    candidate moves the mean confidence of all rows by what it does in each bin. heaviest: what a judge row weighs at
-    most. alpha: what all trials of this incumbent may spend together.
+    number: the how-manieth candidate of this incumbent it is, from 1; a rollback is one, too. turn: the how-manieth of
+    those that spend of the same alpha. after: seconds; judge rows were answered later. edges: (B − 1,) of the bins, in
+    the incumbent's log-odds. shift: (B,) how far the candidate moves the mean confidence of all rows by what it does in
+    each bin. heaviest: what a judge row weighs at most. alpha: what these may spend together.
     """
 
     number: int
+    turn: int
     after: float
     edges: Floats
     shift: Floats
@@ -42,8 +44,8 @@ class Trial:
 
     @property
     def level(self) -> float:
-        """This trial's part of alpha: 6α/(π²·number²)."""
-        return spent(self.alpha, self.number)
+        """This trial's part of alpha: 6α/(π²·turn²)."""
+        return spent(self.alpha, self.turn)
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ def open_trial(
     *,
     after: float,
     number: int = 1,
+    turn: int | None = None,
     alpha: float = ALPHA,
     bins: int | None = None,
 ) -> Trial:
@@ -115,7 +118,8 @@ def open_trial(
 
     window: rows of the operating point up to now, labelled or not; only inputs of theirs are read, no label. after: the
     time of the last row that either side was fitted on. number: candidates of this incumbent so far, this one
-    included. bins: quantile bins of the incumbent's confidence, default ⌈n^(1/3)⌉ of the labelled rows.
+    included. turn: of those that spend of alpha; default all. bins: quantile bins of the incumbent's confidence,
+    default ⌈n^(1/3)⌉ of the labelled rows.
     """
     if len(candidate.thresholds) != len(incumbent.thresholds) or len(incumbent.thresholds) != window.exits:
         raise InputError("candidate: expected as many exits as the incumbent's and the window's.")
@@ -124,7 +128,8 @@ def open_trial(
         raise InputError(f"candidate: {moved[0]} can change a row's label, which no judge row can tell of.")
     if not math.isfinite(after):
         raise InputError(f"after: expected a time in seconds, got {after!r}.")
-    spent(alpha, number)
+    turn = number if turn is None else turn
+    spent(alpha, turn)
     answered = window.take(~window.abstained)
     if not len(answered):
         raise InputError("window: expected at least one row that was answered.")
@@ -134,7 +139,7 @@ def open_trial(
     gap = scores.sigmoid(behind) - scores.sigmoid(before)
     shift = arrays.group_sums(np.searchsorted(edges, before), gap, len(edges) + 1) / len(answered)
     heaviest = float(answered.weights[answered.known].max(initial=1.0))
-    return Trial(number, float(after), edges, shift, heaviest, alpha)
+    return Trial(number, turn, float(after), edges, shift, heaviest, alpha)
 
 
 def judge(
@@ -263,6 +268,11 @@ def _limits(ranking: Ranking) -> str:
 # ---------------------------------------------------------------- the order of rows
 
 
+def keeps_order(incumbent: OperatingPoint, candidate: OperatingPoint) -> bool:
+    """Whether a candidate puts any rows into the order that the incumbent puts them into, at each exit."""
+    return all(same_order(incumbent.calibrator(j), candidate.calibrator(j)) for j in incumbent.exits)
+
+
 def _rankings(
     window: Window, later: Bools, incumbent: OperatingPoint, candidate: OperatingPoint
 ) -> tuple[Ranking, ...]:
@@ -276,8 +286,7 @@ def _rankings(
     exits = [
         j
         for j in incumbent.exits
-        if j < window.exits - 1
-        and not (incumbent.calibrator(j).preserves_ranking and candidate.calibrator(j).preserves_ranking)
+        if j < window.exits - 1 and not same_order(incumbent.calibrator(j), candidate.calibrator(j))
     ]
     if not exits:
         return ()

@@ -21,6 +21,7 @@ from offramp.runtime.online.leaving import Aim, Hold, rederive
 from offramp.runtime.online.names import new_name
 from offramp.runtime.online.online import Online
 from offramp.runtime.online.shadow import Shadow, ShadowRuns, Waiting, rows_of
+from offramp.runtime.online.trials import turns_of
 from offramp.runtime.online.window import Window
 from offramp.runtime.points import OperatingPoint
 from offramp.runtime.predictions import Predictions, Records, Seen
@@ -408,7 +409,7 @@ class Learning:
             self._online,
             incumbent,
             before=self._before(incumbent),
-            opened=max((one.get("number", 0) for one in same), default=0),
+            turns=turns_of(same),
             selections=max((one.get("selections", 0) for one in past), default=0),
         )
 

@@ -1,13 +1,19 @@
 """New calibrators from labels that came back: each exit's fitted on the rows that reach it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 from offramp.runtime import arrays
 from offramp.runtime.arrays import Bools, Floats, Ints
-from offramp.runtime.calibration import Calibrator, RankPreservingIsotonic, RankPreservingPower
+from offramp.runtime.calibration import (
+    Calibrator,
+    Powered,
+    RankPreservingIsotonic,
+    RankPreservingPower,
+    ordered_by,
+)
 from offramp.runtime.errors import InputError
 from offramp.runtime.online.betting import spent
 from offramp.runtime.online.fitting.tables import RowTables, fit_cwmcs, fit_temperature
@@ -43,10 +49,10 @@ class Refit:
 class Recalibrator:
     """Fits one family of calibrators to what a window remembers.
 
-    method: "rank_preserving" (the power family), "rank_preserving_isotonic", "cwmcs", "temperature". memory: how far
-    back it looks. share: of the weight that one key may have, in all and of the rows answered with any one class.
-    least: an exit with fewer rows borrows what it lacks from the other exits', or keeps the incumbent's calibrator if
-    they have less. shrinkage: κ of cwMCS's n_k/(n_k + κ).
+    method: "rank_preserving" (the power family, on whatever calibrator the offline job has chosen),
+    "rank_preserving_isotonic", "cwmcs", "temperature". memory: how far back it looks. share: of the weight that one key
+    may have, in all and of the rows answered with any one class. least: an exit with fewer rows borrows what it lacks
+    from the other exits', or keeps the incumbent's calibrator if they have less. shrinkage: κ of cwMCS's n_k/(n_k + κ).
     """
 
     method: Method = "rank_preserving"
@@ -61,6 +67,14 @@ class Recalibrator:
         arrays.fraction(self.share, "share", high_open=False)
         if not (self.least >= 1 and self.shrinkage >= 0):
             raise InputError("recalibrator: expected least of at least 1 and shrinkage of at least 0.")
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether a candidate that keeps the order of rows goes with each of the method's own, which may not.
+
+        Not with a temperature: that has one parameter for what a power does with one, so `rank_preserving` is better.
+        """
+        return self.method == "cwmcs"
 
     def recall(self, window: Window) -> tuple[Window, Floats] | None:
         """The labelled rows that a candidate is fitted on and what each weighs by its age; None with too few.
@@ -80,8 +94,25 @@ class Recalibrator:
         recalled = self.recall(window)
         return None if recalled is None else self.fit(*recalled, incumbent)
 
-    def fit(self, rows: Window, age: Floats, incumbent: OperatingPoint) -> Refit | None:
-        """A candidate from what `recall` gave; None where no exit has rows enough."""
+    def candidates(self, window: Window, incumbent: OperatingPoint) -> Iterator[tuple[Refit, Window]]:
+        """What is worth a trial now, each with the rows that it was fitted on.
+
+        Of cwMCS there are two: before what it gives, a power of the confidence that the incumbent gives (`Powered`).
+        That mends most drifts, and nobody has to show first that the order stays.
+        """
+        _check(window, incumbent)
+        if self.in_pairs and (recalled := self.memory.recall(window)) is not None:
+            moved = self.fit(*recalled, incumbent, reorder=False)
+            if moved is not None:
+                yield moved, recalled[0]
+        if (recalled := self.recall(window)) is not None and (refit := self.fit(*recalled, incumbent)) is not None:
+            yield refit, recalled[0]
+
+    def fit(self, rows: Window, age: Floats, incumbent: OperatingPoint, *, reorder: bool = True) -> Refit | None:
+        """A candidate from what `recall` gave; None where no exit has rows enough.
+
+        reorder: whether it is of the method's family; if not, a power of the confidence that the incumbent gives.
+        """
         _check(rows, incumbent)
         whole = rows.weights * age
         weights = capped(whole, rows.key, rows.served, self.share)
@@ -91,7 +122,8 @@ class Recalibrator:
         for j, at in pairs.items():
             others = [one for k, one in pairs.items() if k != j]
             if (borrowed := self._borrowed(len(at.rows), others)) is not None:
-                calibrators[j] = self._fit([at, *borrowed], rows.classes)
+                some, now = [at, *borrowed], calibrators[j]
+                calibrators[j] = self._fit(some, now, rows.classes) if reorder else _powered(some, now)
                 counts[j] = sum(len(one.rows) for one in (at, *borrowed))
         if not any(counts):
             return None
@@ -109,7 +141,10 @@ class Recalibrator:
             return None
         return [replace(one, weights=one.weights * (lacking / there)) for one in others if len(one.rows)]
 
-    def _fit(self, pairs: "list[_At]", classes: int) -> Calibrator:
+    def _fit(self, pairs: "list[_At]", now: Calibrator, classes: int) -> Calibrator:
+        first = ordered_by(now)
+        if self.method == "rank_preserving" and first.preserves_argmax and not first.preserves_ranking:
+            return _powered(pairs, now)  # the order that is in force is the one to be kept
         w = np.concatenate([one.weights for one in pairs])
         if self.method in ("cwmcs", "temperature"):
             logits = [one.window.logits[one.exit, one.rows] for one in pairs]
@@ -154,6 +189,15 @@ class _At:
     def correct(self) -> Bools:
         top = self.window.logits[self.exit, self.rows].argmax(axis=1)
         return np.asarray(top == self.window.label[self.rows])
+
+
+def _powered(pairs: Sequence[_At], now: Calibrator) -> Calibrator:
+    """A power of what a calibrator gives, or of what it was itself put on."""
+    first = ordered_by(now)
+    odds = np.concatenate([one.window.log_odds_at(one.exit, first, one.rows) for one in pairs])
+    right = np.concatenate([one.correct for one in pairs])
+    odds, right, w = gathered(odds, right, np.concatenate([one.weights for one in pairs]))
+    return Powered(first).fit_odds(odds, right, w, pairs[0].window.classes)
 
 
 def gathered(score: Floats, correct: Bools, w: Floats, cells: int = CELLS) -> tuple[Floats, Bools, Floats]:

@@ -17,6 +17,7 @@ VARIANTS = [
     ("cwmcs", {"base": "ece", "normalize": "minmax"}),
     ("histogram_binning", {"strategy": "equal_mass", "bins": 7}),
     ("ar_condcal", {"multiple": 0.5}),
+    ("powered", {"first": "temperature"}),
 ]
 every = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=lambda v: v if isinstance(v, str) else "-".join(v))
 
@@ -251,7 +252,7 @@ def test_names_and_options_are_checked():
         *("identity", "temperature", "vector", "classwise_temperature", "ensemble_temperature"),
         *("parametric_temperature", "histogram_binning", "bbq", "isotonic", "beta", "platt"),
         *("sb_ece_temperature", "logit_norm", "rcmmc", "nw_confidence", "nw_confidence_entropy", "ar_condcal"),
-        *("cwmcs", "rank_preserving_power", "rank_preserving_isotonic"),
+        *("cwmcs", "rank_preserving_power", "rank_preserving_isotonic", "powered"),
     }
     with pytest.raises(InputError, match="expected one of"):
         calibration.get("nonsense")

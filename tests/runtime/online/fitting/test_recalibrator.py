@@ -10,6 +10,7 @@ from offramp.runtime import calibration, scores
 from offramp.runtime.errors import InputError
 from offramp.runtime.online.fitting import recalibrator
 from offramp.runtime.online.fitting.recalibrator import Recalibrator
+from offramp.runtime.online.guard import keeps_order
 from offramp.runtime.online.leaving import hold_drop, hold_risk, hold_shares
 from offramp.runtime.online.window import Memory
 from offramp.runtime.points import OperatingPoint
@@ -54,6 +55,43 @@ def test_a_refit_is_the_offline_fit_on_the_rows_that_reach_each_exit(method, wei
         )
 
 
+def test_cwmcs_comes_with_a_candidate_that_keeps_the_order_of_rows():
+    logits, label = skewed()
+    window = served(logits, label, BARS, shadow=0.5)
+    cwmcs = Recalibrator("cwmcs", memory=WHOLE)
+    incumbent = cwmcs.refit(window, POINT).point
+    drifted = served(1.5 * logits, label, BARS, shadow=0.5)
+    (moved, full) = [refit.point for refit, _ in cwmcs.candidates(drifted, incumbent)]
+    assert full == cwmcs.refit(drifted, incumbent).point
+    assert keeps_order(incumbent, moved)
+    assert not keeps_order(incumbent, full)
+    assert moved.thresholds == incumbent.thresholds
+    check_powered(moved, incumbent, 1.5 * logits, label, drifted)
+
+
+def check_powered(moved, incumbent, logits, label, window):
+    """Each of its calibrators is a power of the incumbent's, as fitted offline on the rows that reach the exit."""
+    for j in range(3):
+        rows = np.flatnonzero(window.known & (window.exit >= j))
+        plain = calibration.Powered(incumbent.calibrator(j)).fit(logits[j][rows], label[rows])
+        given = {"logits": logits[j][rows]}
+        assert moved.calibrator(j).confidence(given) == pytest.approx(plain.confidence(given), abs=2e-3)
+
+
+@pytest.mark.parametrize("offline", ["cwmcs", "temperature", "platt", "vector", "rank_preserving_isotonic"])
+def test_whatever_the_offline_job_chose_a_rank_preserving_refit_keeps_its_order(offline):
+    logits, label = skewed()
+    left = served(logits, label, BARS).exit
+    incumbent = OperatingPoint(BARS, calibrators=calibration.fit_exits(offline, logits, label, left))
+    drifted = served(1.5 * logits, label, BARS, shadow=0.5)
+    found = Recalibrator(memory=WHOLE).refit(drifted, incumbent).point
+    if offline in ("vector", "rank_preserving_isotonic"):  # one moves labels, the other has the raw score's order
+        assert {type(one) for one in found.calibrators} == {calibration.RankPreservingPower}
+    else:
+        assert keeps_order(incumbent, found)
+        check_powered(found, incumbent, 1.5 * logits, label, drifted)
+
+
 def test_the_same_from_ten_thousand_gathered_scores():
     random = np.random.default_rng(0)
     score = random.normal(2, 2, 10_000)
@@ -74,7 +112,7 @@ def test_an_exit_with_few_rows_borrows_what_it_lacks_or_stays_as_it_was():
     reached = [window.exit >= j for j in range(3)]
     counts = [int(rows.sum()) for rows in reached]
     assert counts[1] < 200
-    point = OperatingPoint(bars, calibrators=calibration.fit_exits("platt", logits, label, np.full(1000, 2)))
+    point = OperatingPoint(bars, calibrators=calibration.fit_exits("identity", logits, label, np.full(1000, 2)))
     found = Recalibrator(least=200, memory=WHOLE).refit(window, point)
     assert found.rows == (1000, sum(counts), sum(counts))
     for j in (1, 2):
