@@ -31,7 +31,7 @@ from offramp.server.scheduling.scheduler import Batch, Way
 _LAST_BATCH = 0.5  # seconds that lanes get for what they have begun when nobody waits for it any more
 # What takes less runs in the event loop: to wake a lane and be told takes .25 ms, where a small model's row takes .16,
 # and more for each request that the loop has to read and answer meanwhile, for it has Python's lock then.
-_SHORT, _SHORT_REQUEST = 0.0005, 0.0003
+_SHORT, _SHORT_REQUEST = 0.001, 0.0003  # with .5 ms the digits' rows went to lanes where the machine was slow
 _HERE = -1  # the event loop as a lane
 _log = logging.getLogger("uvicorn.error.offramp")
 Told = Callable[[Job, Ids], None]
@@ -216,7 +216,7 @@ class BatchingEngine:
 
         Where rows take less than the Python code of their requests, as those of small models do, that is so however
         many wait. In lanes they would take turns with the loop for Python's lock: at half of what two cores carry,
-        requests to the digits' CNN waited four times as long at the median and eight times at the 99th percentile.
+        requests to the digits' CNN waited twice as long at the median, and longer.
         """
         waits = self._keeping is not None and self._keeping.durable  # for the disk, which the event loop mustn't
         if waits or self._began:
