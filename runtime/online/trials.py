@@ -18,21 +18,22 @@ _EVIDENCE = 1.5  # e-value on the rows that a candidate was fitted on, without w
 
 
 @dataclass(frozen=True)
-class OnTrial:
-    """A candidate, the test that was fixed for it, and what the last look found."""
-
-    refit: Refit
-    trial: Trial
-    decision: Decision
-
-
-@dataclass(frozen=True)
 class Spending:
     """number: of a candidate. purse: the part of alpha that it spends of. turn: the how-manieth that does."""
 
     number: int
     purse: str
     turn: int
+
+
+@dataclass(frozen=True)
+class OnTrial:
+    """A candidate, what it spends, the test that was fixed for it, and what the last look found."""
+
+    refit: Refit
+    spending: Spending
+    trial: Trial
+    decision: Decision
 
 
 ANY, SAME_ORDER, OTHER_ORDER = PURSES = ("any", "same order", "other order")
@@ -90,9 +91,7 @@ class Trials:
         `after`. A candidate that is refused leaves. One that is accepted is returned, too, and stays on trial until the
         caller says `promote` or `drop`: whether it is put in force may be for a person to say.
         """
-        found = [
-            OnTrial(one.refit, one.trial, self._judged(one.trial, window, one.refit.point)) for one in self.on_trial
-        ]
+        found = [replace(one, decision=self._judged(one.trial, window, one.refit.point)) for one in self.on_trial]
         self.on_trial = [one for one in found if one.decision.verdict != "refuse"]
         if not any(one.decision.verdict == "accept" for one in found):
             self._begin(window)
@@ -113,23 +112,24 @@ class Trials:
         # How far confidence moves is told by rows as they come now.
         now = window.take(window.time >= fitted_on.time[0])
         spending, alpha = self._next(refit.point)
-        trial = open_trial(
-            now, self.incumbent, refit.point, after=after, number=spending.number, turn=spending.turn, alpha=alpha
-        )
         if self._alike(refit.point, spending.purse, now):
             return
+        trial = self._opened(now, refit.point, after, spending, alpha)
         if self._spoken_for(replace(trial, after=self.fitted_until), fitted_on, refit.point):
-            self._begin_trial(spending, OnTrial(refit, trial, self._judged(trial, window, refit.point)))
+            self._begin_trial(refit, spending, trial, window)
 
     def challenge(self, before: OperatingPoint, window: Window) -> None:
         """Try whom the incumbent has replaced, on rows that come from now on."""
         now = float(window.time[-1])
         spending, alpha = self._next(before)
-        trial = open_trial(
-            window, self.incumbent, before, after=now, number=spending.number, turn=spending.turn, alpha=alpha
-        )
-        refit = Refit(before, now, (0,) * window.exits, 0.0, 0.0)
-        self._begin_trial(spending, OnTrial(refit, trial, self._judged(trial, window, before)))
+        trial = self._opened(window, before, now, spending, alpha)
+        self._begin_trial(Refit(before, now, (0,) * window.exits, 0.0, 0.0), spending, trial, window)
+
+    def _opened(
+        self, window: Window, candidate: OperatingPoint, after: float, spending: Spending, alpha: float
+    ) -> Trial:
+        number, turn = spending.number, spending.turn
+        return open_trial(window, self.incumbent, candidate, after=after, number=number, turn=turn, alpha=alpha)
 
     def _next(self, candidate: OperatingPoint) -> tuple[Spending, float]:
         """What a candidate would spend, and of which alpha."""
@@ -141,16 +141,16 @@ class Trials:
         turn = 1 + max(self.turns.get(one, 0) for one in shared)
         return Spending(self.opened + 1, purse, turn), alpha
 
-    def _begin_trial(self, spending: Spending, one: OnTrial) -> None:
-        purse = spending.purse
-        self.turns[purse] = spending.turn
+    def _begin_trial(self, refit: Refit, spending: Spending, trial: Trial, window: Window) -> None:
+        self.turns[spending.purse] = spending.turn
         self.spendings.append(spending)
-        if one.decision.verdict == "refuse":
+        decision = self._judged(trial, window, refit.point)
+        if decision.verdict == "refuse":
             return
-        those = self._of_purse(purse)
+        those = self._of_purse(spending.purse)
         if len(those) >= self.most:
             self.drop(those[0].trial.number)
-        self.on_trial.append(one)
+        self.on_trial.append(OnTrial(refit, spending, trial, decision))
 
     def _alike(self, candidate: OperatingPoint, purse: str, now: Window) -> bool:
         """Whether a candidate hardly differs from one that is on trial already."""
@@ -165,8 +165,7 @@ class Trials:
         return any(hardly_differs(one.refit.point) for one in self._of_purse(purse))
 
     def _of_purse(self, purse: str) -> list[OnTrial]:
-        numbers = {each.number for each in self.spendings if each.purse == purse}
-        return [one for one in self.on_trial if one.trial.number in numbers]
+        return [one for one in self.on_trial if one.spending.purse == purse]
 
     def _judged(self, trial: Trial, window: Window, candidate: OperatingPoint) -> Decision:
         return judge(trial, window, self.incumbent, candidate, share=self.share)

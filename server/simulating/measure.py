@@ -55,11 +55,11 @@ def measure(
 ) -> dict[str, PointTimes]:
     """Serve the bundle, with a record and then without, and ask it at every point.
 
-    options: more of `offramp serve`. rows: a request. seconds: in all.
+    options: more of `offramp serve`. rows: a request. seconds: at each point.
     Raises OfframpError if the server doesn't come up, or answers nothing.
     """
-    each, plainly = (share * seconds / len(points) for share in (1 - _PLAIN_SHARE, _PLAIN_SHARE))
-    turns = max(1, min(_TURNS, int(seconds / len(points) / _TURN)))
+    each, plainly = (share * seconds for share in (1 - _PLAIN_SHARE, _PLAIN_SHARE))
+    turns = max(1, min(_TURNS, int(seconds / _TURN)))
     asked: dict[str, list[_Asked]] = {}
     plain: dict[str, list[_Asked]] = {}
     carried: dict[str, float] = {}

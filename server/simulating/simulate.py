@@ -87,8 +87,7 @@ def simulate_bench(
         bank = Bank(cascade, data, names, seed=seed)
         options = ["--batching", batching] + ([] if threads is None else ["--threads", str(threads)])
         began = time.perf_counter()
-        in_all = measured_seconds * len(names)
-        measured = measure(bundle, data, names, options, lanes=lanes, rows=rows, seconds=in_all, seed=seed)
+        measured = measure(bundle, data, names, options, lanes=lanes, rows=rows, seconds=measured_seconds, seed=seed)
         measuring = time.perf_counter() - began
         players = {
             name: Player(
