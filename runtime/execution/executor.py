@@ -104,7 +104,7 @@ class Executor(Protocol):
         """Run the cascade graph on checked inputs: its CASCADE_OUTPUTS.
 
         thresholds: as `threshold_inputs` or `threshold_rows` makes them. every_exit: EVERY_EXIT_OUTPUTS as well, which
-        `each_exit` tells apart. Raises InputError where it can't be run.
+        `Reached` tells apart. Raises InputError where it can't be run.
         """
 
     def warm_up(self, route: Route, sizes: Mapping[str, int], rows: int, *, every_exit: bool = False) -> None:

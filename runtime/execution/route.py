@@ -90,11 +90,29 @@ def threshold_rows(routes: Sequence["Route"], of_row: NDArray[Any]) -> dict[str,
     return {name: rows[0] if len(rows) == 1 else np.concatenate(rows)[of_row]}
 
 
+def gates_that_ran(
+    graph: CascadeGraph, thresholds: Mapping[str, NDArray[Any]], left: NDArray[np.int32]
+) -> tuple[tuple[int, int | None], ...]:
+    """The gates that are in the cascade graph's EVERY_EXIT_OUTPUTS, as `Reached` takes them.
+
+    thresholds: as the graph was given them: a gate ran for the rows that came to it if it was open to any of them.
+    left: (N,) the gate where each row left; any where thresholds are for all rows.
+    """
+    (bars,) = thresholds.values()
+    opened = bars < math.inf
+    if len(bars) > 1:
+        opened &= left[:, None] >= np.arange(graph.gates - 1)
+    ran = [*np.atleast_1d(opened.any(axis=0)).tolist(), True]
+    exits = {gate: exit for exit, gate in enumerate(graph.exits)}
+    # Gate 0 is there even where it is closed.
+    return tuple((k, exits.get(k) if ran[k] else None) for k in range(graph.gates) if ran[k] or k == 0)
+
+
 class Route:
     """What all calls at one operating point share: stages, what to ask of each, and what rows cost.
 
     thresholds: its thresholds for the cascade graph, {} if there is none. threshold_inputs: the same, None where the
-    route's own calls run something else.
+    route's own calls run something else. gates: the graph's gates that run with them, as `Reached` takes them.
     """
 
     def __init__(self, manifest: Manifest, gate: Gate) -> None:
@@ -114,6 +132,7 @@ class Route:
         }
         graph = manifest.cascade
         self.thresholds = {} if graph is None else threshold_inputs(graph, gate.point.thresholds[:-1])
+        self.gates = () if graph is None else gates_that_ran(graph, self.thresholds, np.zeros(1, np.int32))
         # What is one graph anyway needs no gates.
         self.threshold_inputs = None if graph is None or len(self.stages) == 1 else self.thresholds
         # Requests come in few sizes; evaluating the expressions anew costs more than a small block's gate.

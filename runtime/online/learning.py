@@ -24,7 +24,7 @@ from offramp.runtime.online.shadow import Shadow, ShadowRuns, Waiting, rows_of
 from offramp.runtime.online.trials import turns_of
 from offramp.runtime.online.window import Window
 from offramp.runtime.points import OperatingPoint
-from offramp.runtime.predictions import Predictions, Records, Seen
+from offramp.runtime.predictions import Predictions, Reached, Records, Seen
 
 if TYPE_CHECKING:  # the store needs the extra `online`
     from offramp.runtime.online.store.control import Decision, Lease, State, Version
@@ -153,7 +153,7 @@ class Learning:
         point: str,
         exit: NDArray[np.int32],
         abstain: NDArray[np.bool_],
-        seen: Seen,
+        seen: Seen | Reached,
         shadow: float = 0.0,
     ) -> None:
         """Keep N answered rows, each by a request and its number there. Never waits, unless it is to be durable.

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.execution.answers import Answers, Ids
 from offramp.runtime.execution.route import Route
-from offramp.runtime.predictions import Seen
+from offramp.runtime.predictions import Reached, Seen
 from offramp.server.scheduling.job import Job, Rows
 from offramp.server.scheduling.scheduler import Place, Waiting
 
@@ -21,7 +21,7 @@ class Left:
     label: NDArray[np.int64]
     exit: NDArray[np.int32]
     abstain: NDArray[np.bool_]
-    seen: Seen
+    seen: Seen | Reached
 
 
 @dataclass
@@ -147,11 +147,16 @@ class Answering:
             start = stop
         return settled
 
-    def left(self, settled: list[tuple[Job, Ids]], leaves: NDArray[np.bool_] | None, seen: Seen) -> Left:
-        """Those who have left, with what exits said. settled: as `hand_out` gave it. seen: of all rows of this run."""
+    def all_left(self, settled: list[tuple[Job, Ids]], seen: Seen | Reached) -> Left:
+        """All rows have left, with what exits said. settled: as `hand_out` gave it."""
         made = self._answers
-        if leaves is None or leaves.all():
-            return Left(settled, made.label, made.exit, made.abstain, seen)
+        return Left(settled, made.label, made.exit, made.abstain, seen)
+
+    def left(self, settled: list[tuple[Job, Ids]], leaves: NDArray[np.bool_], seen: Seen) -> Left:
+        """Those who have left, with what exits said. settled: as `hand_out` gave it. seen: of all rows of this run."""
+        if leaves.all():
+            return self.all_left(settled, seen)
+        made = self._answers
         return Left(settled, made.label[leaves], made.exit[leaves], made.abstain[leaves], seen.part(leaves))
 
     def _copy(self, job: Job, ids: Ids, at: Any, flops: NDArray[np.int64]) -> None:

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 from offramp.runtime.cascade import Cascade
 from offramp.runtime.errors import Stopped
-from offramp.runtime.execution.each_exit import each_exit
 from offramp.runtime.execution.executor import Executor, State
-from offramp.runtime.execution.route import Route, threshold_rows
+from offramp.runtime.execution.route import Route, gates_that_ran, threshold_rows
 from offramp.runtime.inputs import rows_of
-from offramp.runtime.predictions import Seen
+from offramp.runtime.predictions import Reached, Seen
 from offramp.server.scheduling.job import Job, Rows
 from offramp.server.scheduling.outcome import Answering, Left, Outcome
 from offramp.server.scheduling.padding import Padding
@@ -48,7 +47,8 @@ class GraphWay:
         sizes = batch.place.sizes
         arrays = self._padding.gather([rows for _, rows in parts], sizes)
         first = parts[0][0].route
-        if all(job.route is first for job, _ in parts):
+        alike = all(job.route is first for job, _ in parts)
+        if alike:
             thresholds = first.threshold_inputs
             assert thresholds is not None
         else:
@@ -69,12 +69,11 @@ class GraphWay:
         executed = self._route.costs(self._padding.named(sizes)).executed(ran)
         outcome = Outcome(answering.hand_out(), executed=executed)
         if self._keeps:
-            (bars,), graph = thresholds.values(), self._route.manifest.cascade
-            assert graph is not None
-            seen = Seen(len(self._route.manifest.exits), batch.rows)
-            for exit, at, scores, those in each_exit(graph, bars, gate, *said):
-                seen.keep(exit, at, scores, those)
-            outcome.left = [answering.left(outcome.settled, None, seen)]
+            manifest = self._route.manifest
+            assert manifest.cascade is not None
+            gates = first.gates if alike else gates_that_ran(manifest.cascade, thresholds, gate)
+            seen = Reached(len(manifest.exits), gates, gate, *said)
+            outcome.left = [answering.all_left(outcome.settled, seen)]
         return outcome
 
 

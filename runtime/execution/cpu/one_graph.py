@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.execution.answers import Ids
 from offramp.runtime.execution.call import Again, AgainOf, Call
-from offramp.runtime.execution.each_exit import each_exit
 from offramp.runtime.execution.route import Route
 from offramp.runtime.gate import Decision
-from offramp.runtime.predictions import Predictions, Seen
+from offramp.runtime.predictions import Predictions, Reached, Seen
 
 RunCascade = Callable[[Mapping[str, Any]], Sequence[Any]]
 """Runs the graph on checked inputs; gives its CASCADE_OUTPUTS, the logits only if the call needs them. Of a call that
@@ -47,9 +46,7 @@ def see(seen: Seen, route: Route, made: Sequence[Any], ids: Ids) -> Sequence[Any
         seen.keep(route.only_exit.item(), ids, made[1], made[2])
         return made
     *answers, scores, logits = made
-    graph, (thresholds,) = route.manifest.cascade, route.thresholds.values()
-    assert graph is not None
-    for exit, rows, score, z in each_exit(graph, thresholds, answers[2], scores, logits):
+    for exit, rows, score, z in Reached(len(route.manifest.exits), route.gates, answers[2], scores, logits):
         seen.keep(exit, ids[rows], score, z)
     return answers
 

@@ -7,7 +7,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.online.store.served import Served
-from offramp.runtime.predictions import Seen
+from offramp.runtime.predictions import Reached, Seen, joined
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +25,7 @@ class Lot:
     point: str
     exit: NDArray[np.int32]
     abstain: NDArray[np.bool_]
-    seen: Seen
+    seen: Seen | Reached
     shadow: float
 
     def __len__(self) -> int:
@@ -46,14 +46,14 @@ def served_of(lots: Iterable[Lot]) -> list[Served]:
     """All rows of all lots, a batch for each version, point and number of exits."""
 
     def key(lot: Lot) -> tuple[int, str, int]:
-        return lot.version, lot.point, len(lot.seen.score)
+        return lot.version, lot.point, lot.seen.exits
 
     return [_joined(list(alike)) for _, alike in groupby(sorted(lots, key=key), key)]
 
 
 def _joined(lots: Sequence[Lot]) -> Served:
     counts = [len(lot) for lot in lots]
-    seen = Seen.joined([lot.seen for lot in lots])
+    seen = joined([lot.seen for lot in lots])
     shadow = np.repeat([lot.shadow for lot in lots], counts)
     return Served(
         request=[name for lot in lots for name, rows in lot.of for _ in range(len(rows))],

@@ -21,8 +21,11 @@ def relative(logits: NDArray[np.floating]) -> NDArray[np.float16]:
     """z − max z of (N, C) logits, in float16; what is too small for it is its least. A row with NaN is NaN."""
     top = logits.max(axis=1, keepdims=True)
     with np.errstate(invalid="ignore", over="ignore"):
-        below = np.where(logits == top, 0, logits - top)
-    return np.where(np.isneginf(below), below, np.maximum(below, _HALF_LEAST)).astype(np.float16)
+        below = logits - top
+        if not below.min(initial=0) >= _HALF_LEAST:  # few are so small, infinite, or NaN
+            below = np.where(logits == top, 0, below)
+            below = np.where(np.isneginf(below), below, np.maximum(below, _HALF_LEAST))
+    return below.astype(np.float16)
 
 
 @cache

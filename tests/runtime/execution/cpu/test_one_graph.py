@@ -18,11 +18,10 @@ from offramp.runtime.bundle import CascadeGraph
 from offramp.runtime.execution.anytime import exit_by_exit
 from offramp.runtime.execution.call import Call, not_again
 from offramp.runtime.execution.cpu.executor import CpuExecutor
-from offramp.runtime.execution.each_exit import each_exit
-from offramp.runtime.execution.route import threshold_inputs, threshold_rows
+from offramp.runtime.execution.route import gates_that_ran, threshold_inputs, threshold_rows
 from offramp.runtime.files import seal
 from offramp.runtime.jobs.bundles.repack import repack
-from offramp.runtime.predictions import Seen
+from offramp.runtime.predictions import Reached, Seen
 from onnx import TensorProto, helper
 from toys import SEQUENCE, BatchSecond, CrossRow, Everything, Masked, MultiScale, Plain, make
 
@@ -194,7 +193,8 @@ def test_what_every_exit_said_of_a_batch_of_different_points_is_told_apart(bundl
             of_row = rng.integers(0, len(points), 40)
             given = threshold_rows([cascade.at(point).route for point in points], of_row)
             *_, gate, _, scores, logits = cascade.executor.run_cascade_graph(inputs, given, every_exit=True)
-            found = list(each_exit(cascade.manifest.cascade, given["thresholds"], gate, scores, logits))
+            gates = gates_that_ran(cascade.manifest.cascade, given, gate)
+            found = list(Reached(len(cascade.exits), gates, gate, scores, logits))
             came = [np.flatnonzero(gate >= j) for j in range(len(cascade.exits))]
             ran = [j for j, rows in enumerate(came) if any(j in points[k].exits for k in of_row[rows])]
             assert [j for j, *_ in found] == ran

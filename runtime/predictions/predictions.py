@@ -1,7 +1,6 @@
-"""What a cascade answers, and what it records."""
+"""What a cascade answers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
@@ -217,99 +216,3 @@ def _restored(
         fetched=fetched,
         classes=classes,
     )
-
-
-@dataclass(frozen=True)
-class Records:
-    """Every exit's outputs for N rows: what calibration works on.
-
-    logits: (J, N, C), one array or one (N, C) an exit.
-    score: float32 (J, N) and label: int64 (J, N), as the cascade's gates saw them.
-    flops: int64 (J, N), cumulative: what a row costs that leaves at exit j.
-    features: one array an exit (N, …), or None. external, reservation: (J, N), or None.
-    routing: (L, N), or None. routing_seen: for each exit, the rows of it that are of layers the exit has seen.
-    truth: int64 (N,) true labels, -1 where unknown, or None.
-    """
-
-    logits: NDArray[Any] | tuple[NDArray[Any], ...]
-    score: NDArray[np.float32]
-    label: NDArray[np.int64]
-    flops: NDArray[np.int64]
-    features: tuple[NDArray[Any], ...] | None = None
-    routing: NDArray[Any] | None = None
-    external: NDArray[Any] | None = None
-    reservation: NDArray[Any] | None = None
-    truth: NDArray[np.int64] | None = None
-    routing_seen: tuple[tuple[int, ...], ...] | None = None
-
-    def __len__(self) -> int:
-        return int(self.score.shape[1])
-
-
-class Seen:
-    """Scores and logits of N rows at J exits, filled in as exits run, by several threads if need be.
-
-    score: float32 (J, N), NaN where an exit didn't run.
-    """
-
-    def __init__(self, exits: int, rows: int) -> None:
-        self.score = np.full((exits, rows), np.nan, np.float32)
-        self._logits: dict[int, NDArray[np.float32]] = {}
-
-    @property
-    def logits(self) -> list[NDArray[np.float32] | None]:
-        """J entries, float32 (N, C), or None where no row came."""
-        return [self._logits.get(exit) for exit in range(len(self.score))]
-
-    def keep(
-        self, exit: int, ids: NDArray[np.int64], score: NDArray[np.floating], logits: NDArray[np.floating]
-    ) -> None:
-        """Write down what an exit said of rows `ids`, ascending and one entry a row. The arrays are kept as they are
-        where they are of all rows."""
-        if len(ids) == self.score.shape[1]:
-            self.score[exit], self._logits[exit] = score, np.asarray(logits)
-            return
-        self.score[exit, ids] = score
-        held = self._logits.get(exit)
-        if held is None:  # another thread may find the same
-            held = self._logits.setdefault(exit, np.zeros((self.score.shape[1], logits.shape[1]), np.float32))
-        held[ids] = logits
-
-    @property
-    def unfinished(self) -> NDArray[np.bool_]:
-        """(N,) whether an exit is missing: the row left before it, or it was closed."""
-        return np.asarray(np.isnan(self.score).any(axis=0))
-
-    def part(self, rows: Any) -> "Seen":
-        """What was seen of some rows: a slice, a mask or numbers."""
-        made = Seen(len(self.score), 0)
-        made.score = self.score[:, rows]
-        made._logits = {exit: logits[rows] for exit, logits in self._logits.items()}
-        return made
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the arrays take."""
-        return self.score.nbytes + sum([logits.nbytes for logits in self._logits.values()])
-
-    @classmethod
-    def joined(cls, parts: "Sequence[Seen]") -> "Seen":
-        """What was seen of all rows, in the parts' order. parts: at least one, of as many exits and classes each."""
-        made = cls(len(parts[0].score), 0)
-        made.score = np.concatenate([part.score for part in parts], axis=1)
-        for exit in sorted({exit for part in parts for exit in part._logits}):
-            there = [part._logits.get(exit) for part in parts]
-            classes = next(logits.shape[1] for logits in there if logits is not None)
-            made._logits[exit] = np.concatenate(
-                [
-                    np.zeros((part.score.shape[1], classes), np.float32) if logits is None else logits
-                    for part, logits in zip(parts, there, strict=True)
-                ]
-            )
-        return made
-
-    def place(self, ids: NDArray[np.int64], part: "Seen") -> None:
-        """Write down what was seen of rows `ids` by themselves."""
-        for exit, logits in enumerate(part.logits):
-            if logits is not None:
-                self.keep(exit, ids, part.score[exit], logits)
