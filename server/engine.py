@@ -113,6 +113,8 @@ class BatchingEngine:
         self._dispatch = Dispatch(max_queued_rows, metrics.queued)
         self._unfinished = 0
         self._began: dict[int, float] = {}  # since when each busy lane runs its batch
+        self._given_back = False  # whether what waits is left to the event loop, though a lane is idle
+        self._loop: asyncio.AbstractEventLoop | None = None  # from which the newest job came
         self._open, self._last = True, math.inf
         self._callers: dict[Job, _Caller] = {}  # changed by the event loop alone
 
@@ -146,7 +148,8 @@ class BatchingEngine:
         try:
             if self._admit(job, way):
                 await asyncio.sleep(0)  # whoever else is at the door comes in
-                self._run_here_or_wake_a_lane(job, way)
+                if job.queued:  # no other's batch has taken it along
+                    self._run_here_or_wake_a_lane(way)
             if query.deadline is not None:
                 timer = caller.loop.call_later(query.deadline, self._expire, job)
             return await caller.answer
@@ -205,6 +208,7 @@ class BatchingEngine:
             self._dispatch.admit(job, way, groups)
             self._unfinished += 1
             job.admitted = True
+            self._loop = self._callers[job].loop
             self._start_lanes()
             short = self._is_short(way)
             if not short:
@@ -223,11 +227,10 @@ class BatchingEngine:
             return False
         return self._dispatch.expected_seconds(way) < _SHORT + _SHORT_REQUEST * self._dispatch.queued_jobs
 
-    def _run_here_or_wake_a_lane(self, job: Job, way: Way) -> None:
+    def _run_here_or_wake_a_lane(self, way: Way) -> None:
         """In the event loop: what takes less than it takes to wake a thread and to be told runs here."""
         with self._change:
-            if not job.queued:  # another's batch has taken it along
-                return
+            self._given_back = False
             taken = self._dispatch.take(time.monotonic()) if self._is_short(way) else None
             if taken is None:
                 self._change.notify()
@@ -293,11 +296,26 @@ class BatchingEngine:
                 self._metrics.batching(self._ways.through_graph)
             if outcome.onward or (here and self.queued_rows):  # who came meanwhile has woken nobody
                 self._change.notify()
+            given_back = self._given_back = not here and self.queued_rows > 0 and self._is_short(batch.place.way)
         if outcome.executed:
             self._metrics.ran(outcome.executed)
         tell(outcome.settled)
+        if given_back:
+            self._give_back(batch.place.way)
         for job in late:
             self._call(job, partial(self._finish, job))
+
+    def _give_back(self, way: Way) -> None:
+        """In a lane: what has come meanwhile is short, and the event loop runs it, once it has heard of the answers.
+
+        Otherwise rows that went to lanes once, for an odd batch's sake, would go there until nobody asks for a moment.
+        """
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._run_here_or_wake_a_lane, way)
+        except RuntimeError:  # the loop is closed
+            with self._change:
+                self._given_back = False
 
     def _keep(self, keeping: Keeping, left: Left) -> None:
         """Rows have left: they are kept, and those that are to be run to the end come back when nobody else waits."""
@@ -308,7 +326,7 @@ class BatchingEngine:
         """The batch whose turn it is, and the jobs that it begins; waits for one. None when the engine has closed."""
         with self._change:
             while True:
-                taken = self._dispatch.take(time.monotonic())
+                taken = None if self._given_back else self._dispatch.take(time.monotonic())
                 if taken is not None:
                     self._began[number] = time.monotonic()
                     return taken

@@ -150,6 +150,47 @@ def test_rows_that_take_less_than_their_requests_run_in_the_event_loop(
     assert {loop for _, loop in seen} == {here}
 
 
+@pytest.mark.parametrize("stays", [True, False], ids=["who waits", "nobody waits any more"])
+def test_short_rows_that_came_behind_long_ones_are_given_back_to_the_event_loop(rows, engine_of, monkeypatch, stays):
+    seen, run, begun, may_end = [], BatchingEngine.run_batch, threading.Event(), threading.Event()
+
+    def noted(self, batch):
+        here = threading.current_thread() is threading.main_thread()
+        seen.append((batch.rows, here))
+        if batch.rows > 4:
+            begun.set()
+            assert not here
+            assert may_end.wait(60)
+        return run(self, batch)
+
+    row_flops = int(rows.row_flops({})[-1])
+    monkeypatch.setattr(Speed, "expected_seconds", lambda self, way, flops: 1.0 if flops > 4 * row_flops else 0.0)
+    monkeypatch.setattr(Speed, "rows_at_once", lambda *_: 100)
+
+    async def scene():
+        engine = engine_of(rows)
+        await engine.infer(query(rows, 1), Patience(60))
+        await asyncio.sleep(0.2)  # the lane looks for work by itself when it starts
+        monkeypatch.setattr(BatchingEngine, "run_batch", noted)
+        long = asyncio.ensure_future(engine.infer(query(rows, 60), Patience(60)))
+        await asyncio.to_thread(begun.wait, 60)
+        short = [asyncio.ensure_future(engine.infer(query(rows, 1), Patience(60))) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        assert seen == [(60, False)]
+        may_end.set()
+        if not stays:
+            for one in short:
+                one.cancel()
+        done = await asyncio.gather(long, *short, return_exceptions=True)
+        assert sum(isinstance(one, asyncio.CancelledError) for one in done) == (0 if stays else 3)
+        assert len(await engine.infer(query(rows, 2), Patience(60))) == 2
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+    given_back = [(3, True)] if stays else []
+    assert seen == [(60, False), *given_back, (2, True)]
+
+
 def test_an_error_of_a_row_in_the_event_loop_is_that_rows_alone(tokens, engine_of, monkeypatch):
     monkeypatch.setattr(Speed, "expected_seconds", lambda *_: 0.0)
 
