@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement, islice
 from math import prod
 
+import numpy as np
+
 Sample = tuple[Mapping[str, int], int]
 # Times a size, to look there whether another stride does as well.
 _FARTHEST = 8
@@ -127,13 +129,13 @@ def _windows(samples: Sequence[Sample], axis: str) -> Iterator[tuple[int, int, i
 
     Divisors of small primes come first: strides are products of such.
     """
-    if len({size for _, size in samples}) < 2:
+    sizes, seen = np.array([(at[axis], size) for at, size in samples]).T[..., None]
+    if (seen == seen[0]).all():
         return
-    for divisor in _DIVISORS:
-        low = max(size * divisor - sizes[axis] for sizes, size in samples)
-        high = min(size * divisor - sizes[axis] for sizes, size in samples) + divisor - 1
-        if low <= high:
-            yield divisor, low, high
+    low = (seen * _DIVISORS - sizes).max(axis=0)
+    high = (seen * _DIVISORS - sizes).min(axis=0) + _DIVISORS - 1
+    for k in np.flatnonzero(low <= high).tolist():
+        yield int(_DIVISORS[k]), int(low[k]), int(high[k])
 
 
 def _largest_prime(number: int) -> int:
@@ -145,7 +147,7 @@ def _largest_prime(number: int) -> int:
     return largest
 
 
-_DIVISORS = sorted(range(2, 1025), key=lambda d: (_largest_prime(d), d))
+_DIVISORS = np.array(sorted(range(2, 1025), key=lambda d: (_largest_prime(d), d)))
 
 
 def _products(samples: Sequence[Sample], quotients: list[Dim]) -> Iterator[Dim]:

@@ -42,9 +42,9 @@ class Padded(nn.Module):
 @pytest.mark.parametrize(
     ("nested", "batch_first", "norm_first", "depth"),
     [
-        (True, True, False, 1),
+        pytest.param(True, True, False, 1, marks=pytest.mark.slow),
         (True, True, False, 2),
-        (False, True, False, 1),
+        pytest.param(False, True, False, 1, marks=pytest.mark.slow),
         (False, False, False, 1),
         (False, True, True, 1),
         (False, True, False, 0),

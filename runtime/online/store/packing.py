@@ -25,7 +25,8 @@ def relative(logits: NDArray[np.floating]) -> NDArray[np.float16]:
         if not below.min(initial=0) >= _HALF_LEAST:  # few are so small, infinite, or NaN
             below = np.where(logits == top, 0, below)
             below = np.where(np.isneginf(below), below, np.maximum(below, _HALF_LEAST))
-    return below.astype(np.float16)
+    half: NDArray[np.float16] = below.astype(np.float16)
+    return half
 
 
 @cache

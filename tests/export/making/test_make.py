@@ -87,7 +87,7 @@ def test_a_folder_that_is_not_there_is_said_to_be_none(home, capsys, command):
 def test_points_that_lost_more_on_the_test_rows_than_was_asked_are_noted_when_a_stopped_run_goes_on_too(
     home, monkeypatch, capsys
 ):
-    asked = [f"{k}%" for k in range(2, 40, 3)]
+    asked = ["2%", "14%", "38%"]
     flags = [text for drop in asked[1:] for text in ("--max-drop", drop)]
     options = {"max-drop": asked[0], "seconds": 0.2}
     do = Steps.do
