@@ -23,7 +23,7 @@ from offramp.runtime.inputs import Arrays, check_inputs, rows_of
 from offramp.runtime.online.learning import Learning
 from offramp.runtime.online.online import Online
 from offramp.runtime.points import FULL, OperatingPoint
-from offramp.runtime.predictions import Predictions, Records, Seen
+from offramp.runtime.predictions import Predictions, Records, Said, Seen
 from offramp.runtime.preprocess import Preprocessor, Text
 from offramp.runtime.thresholds.rule import reached
 
@@ -304,7 +304,7 @@ class Cascade:
         return self.executor.prepare(self.route, self.batch_rows, self._fetch_again, keep)
 
     def _keep(
-        self, version: int, out: Predictions, seen: Seen, inputs: Mapping[str, Any], *, allow_nonfinite: bool = False
+        self, version: int, out: Predictions, seen: Said, inputs: Mapping[str, Any], *, allow_nonfinite: bool = False
     ) -> Predictions:
         """Answers of the calibration of a version, by the ids that they are kept by."""
         record = partial(self.record, allow_nonfinite=allow_nonfinite)

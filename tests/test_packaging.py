@@ -102,6 +102,8 @@ def test_the_base_and_cpu_extras_stay_small():
 def test_no_source_file_names_a_machine_or_pickles():
     for folder in (*FOLDERS, "examples", "benchmarks", "deploy"):
         for path in (ROOT / folder).rglob("*.py"):
+            if ".venvs" in path.parts:  # the other servers' that were measured here
+                continue
             text = path.read_text(encoding="utf-8")
             assert "import pickle" not in text, path
             assert "allow_pickle=True" not in text, path

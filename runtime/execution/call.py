@@ -13,7 +13,7 @@ from offramp.runtime.errors import Stopped
 from offramp.runtime.execution.answers import Answers, Ids
 from offramp.runtime.execution.route import Costs, Route, Step
 from offramp.runtime.inputs import Arrays, rows_of
-from offramp.runtime.predictions import Predictions, Seen
+from offramp.runtime.predictions import Predictions, Said, Seen
 
 Again = Callable[[str], Predictions]
 """The same call once more, fetching what it didn't: "probabilities" or "routing"."""
@@ -21,7 +21,7 @@ Again = Callable[[str], Predictions]
 AgainOf = Callable[[Mapping[str, Any], str], Predictions]
 """As `Again`, of which inputs."""
 
-Keep = Callable[[Predictions, Seen, Mapping[str, Any]], Predictions]
+Keep = Callable[[Predictions, Said, Mapping[str, Any]], Predictions]
 """Keeps answers with what every exit said of them and their inputs, and gives them as their caller gets them."""
 
 

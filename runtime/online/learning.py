@@ -24,7 +24,7 @@ from offramp.runtime.online.shadow import Shadow, ShadowRuns, Waiting, rows_of
 from offramp.runtime.online.trials import turns_of
 from offramp.runtime.online.window import Window
 from offramp.runtime.points import OperatingPoint
-from offramp.runtime.predictions import Predictions, Reached, Records, Seen
+from offramp.runtime.predictions import Predictions, Records, Said, Seen
 
 if TYPE_CHECKING:  # the store needs the extra `online`
     from offramp.runtime.online.store.control import Decision, Lease, State, Version
@@ -122,7 +122,7 @@ class Learning:
         version: int,
         point: str,
         out: Predictions,
-        seen: Seen,
+        seen: Said,
         inputs: Mapping[str, NDArray[Any]],
         record: Callable[[Mapping[str, NDArray[Any]]], Records],
     ) -> NDArray[Any]:
@@ -134,7 +134,7 @@ class Learning:
         request = new_name()
         rows = np.flatnonzero(~out.involuntary & (out.label >= 0))
         if len(rows):
-            part = seen if len(rows) == len(out) else seen.part(rows)
+            part = seen if len(rows) == len(out) else seen.apart().part(rows)
             unfinished = part.unfinished
             row_bytes = sum(a.nbytes for a in inputs.values()) / len(out)
             chance = self.shadow.chance(int(unfinished.sum()), self._runs.room(row_bytes))
@@ -153,7 +153,7 @@ class Learning:
         point: str,
         exit: NDArray[np.int32],
         abstain: NDArray[np.bool_],
-        seen: Seen | Reached,
+        seen: Said,
         shadow: float = 0.0,
     ) -> None:
         """Keep N answered rows, each by a request and its number there. Never waits, unless it is to be durable.

@@ -2,6 +2,6 @@
 
 from offramp.runtime.predictions.predictions import Predictions
 from offramp.runtime.predictions.records import Records
-from offramp.runtime.predictions.seen import Reached, Seen, joined
+from offramp.runtime.predictions.seen import Reached, Said, Seen, joined
 
-__all__ = ["Predictions", "Reached", "Records", "Seen", "joined"]
+__all__ = ["Predictions", "Reached", "Records", "Said", "Seen", "joined"]

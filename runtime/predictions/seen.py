@@ -42,6 +42,10 @@ class Seen:
         """J, of the manifest."""
         return len(self.score)
 
+    def apart(self) -> "Seen":
+        """Itself: exits are told apart already."""
+        return self
+
     @property
     def unfinished(self) -> NDArray[np.bool_]:
         """(N,) whether an exit is missing: the row left before it, or it was closed."""
@@ -122,7 +126,14 @@ class Reached:
         """Bytes that the arrays take."""
         return self._scores.nbytes + self._logits.nbytes
 
-    def seen(self) -> Seen:
+    @property
+    def unfinished(self) -> NDArray[np.bool_]:
+        """(N,) whether an exit is missing, as `Seen.unfinished`."""
+        if len([exit for _, exit in self.gates if exit is not None]) < self.exits:
+            return np.ones(len(self._left), bool)
+        return np.asarray(self._left < self.gates[-1][0])
+
+    def apart(self) -> Seen:
         """The same, exit by exit."""
         return self.together([self])
 
@@ -147,7 +158,10 @@ class Reached:
         return seen
 
 
-def joined(parts: Sequence[Seen | Reached]) -> Seen:
+Said = Seen | Reached
+
+
+def joined(parts: Sequence[Said]) -> Seen:
     """What was seen of all rows, in the parts' order. parts: at least one, of as many exits and classes each."""
     made: list[Seen] = []
     for _, alike in groupby(parts, lambda part: part.gates if isinstance(part, Reached) else None):

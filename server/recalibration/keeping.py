@@ -12,7 +12,7 @@ from offramp.runtime.errors import OfframpError
 from offramp.runtime.execution.answers import Ids
 from offramp.runtime.online.learning import Learning
 from offramp.runtime.online.shadow import rows_of
-from offramp.runtime.predictions import Reached, Seen
+from offramp.runtime.predictions import Said, Seen
 from offramp.server.patience import Patience
 from offramp.server.query import Answer, Group, Query
 from offramp.server.scheduling.job import Job
@@ -66,7 +66,7 @@ class Keeping:
         if alike and left.label.min() >= 0:
             return self._keep(left.of, left.exit, left.abstain, left.seen)
         drawn: list[tuple[Job, Ids]] = []
-        seen = left.seen if isinstance(left.seen, Seen) else left.seen.seen()
+        seen = left.seen.apart()
         start = 0
         for job, ids in left.of:
             rows = np.arange(start, start + len(ids))
@@ -81,7 +81,7 @@ class Keeping:
         return drawn
 
     def _keep(
-        self, of: Sequence[tuple[Job, Ids]], exit: NDArray[np.int32], abstain: NDArray[np.bool_], seen: Seen | Reached
+        self, of: Sequence[tuple[Job, Ids]], exit: NDArray[np.int32], abstain: NDArray[np.bool_], seen: Said
     ) -> list[tuple[Job, Ids]]:
         """Keep rows of one version and point."""
         # Without room nobody is drawn: to leave out some who were would be to choose.
@@ -92,7 +92,7 @@ class Keeping:
         drawn = self._shadow.hits(rows, share)
         if drawn is None:
             return []
-        drawn &= (seen if isinstance(seen, Seen) else seen.seen()).unfinished
+        drawn &= seen.unfinished
         chosen, start = [], 0
         for job, ids in of:
             here = drawn[start : start + len(ids)]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.execution.answers import Answers, Ids
 from offramp.runtime.execution.route import Route
-from offramp.runtime.predictions import Reached, Seen
+from offramp.runtime.predictions import Said, Seen
 from offramp.server.scheduling.job import Job, Rows
 from offramp.server.scheduling.scheduler import Place, Waiting
 
@@ -21,7 +21,7 @@ class Left:
     label: NDArray[np.int64]
     exit: NDArray[np.int32]
     abstain: NDArray[np.bool_]
-    seen: Seen | Reached
+    seen: Said
 
 
 @dataclass
@@ -147,7 +147,7 @@ class Answering:
             start = stop
         return settled
 
-    def all_left(self, settled: list[tuple[Job, Ids]], seen: Seen | Reached) -> Left:
+    def all_left(self, settled: list[tuple[Job, Ids]], seen: Said) -> Left:
         """All rows have left, with what exits said. settled: as `hand_out` gave it."""
         made = self._answers
         return Left(settled, made.label, made.exit, made.abstain, seen)

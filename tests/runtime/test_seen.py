@@ -37,7 +37,7 @@ batches = st.sampled_from(KINDS).flatmap(lambda gates: st.tuples(st.just(gates),
 def test_many_batches_are_told_apart_as_each_by_itself(kinds, seed, some_seen):
     rng = np.random.default_rng(seed)
     made = [batch(gates, left, rng) for gates, left in kinds]
-    parts = [one.seen() if some_seen and k % 2 else one for k, (one, *_) in enumerate(made)]
+    parts = [one.apart() if some_seen and k % 2 else one for k, (one, *_) in enumerate(made)]
     found = joined(parts)
     score = np.concatenate([score for _, score, _ in made], axis=1)
     np.testing.assert_array_equal(found.score, score)

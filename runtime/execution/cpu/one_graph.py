@@ -14,7 +14,7 @@ from offramp.runtime.execution.answers import Ids
 from offramp.runtime.execution.call import Again, AgainOf, Call
 from offramp.runtime.execution.route import Route
 from offramp.runtime.gate import Decision
-from offramp.runtime.predictions import Predictions, Reached, Seen
+from offramp.runtime.predictions import Predictions, Reached, Said, Seen
 
 RunCascade = Callable[[Mapping[str, Any]], Sequence[Any]]
 """Runs the graph on checked inputs; gives its CASCADE_OUTPUTS, the logits only if the call needs them. Of a call that
@@ -32,23 +32,24 @@ def answer_cascade_graph(call: Call, run: RunCascade, again: Again) -> Predictio
         ids = np.arange(start, min(start + call.limit, call.rows))
         made = run(call.take(ids))
         if call.seen is not None:
-            made = see(call.seen, call.route, made, ids)
+            made, said = said_of(call.route, made)
+            call.seen.place(ids, said.apart())
         _keep(call, made, ids)
     return call.predictions(again)
 
 
-def see(seen: Seen, route: Route, made: Sequence[Any], ids: Ids) -> Sequence[Any]:
-    """Write down what every exit said of rows `ids`, and give what is left, the answers.
+def said_of(route: Route, made: Sequence[Any]) -> tuple[Sequence[Any], Said]:
+    """The answers, and what every exit said.
 
     made: what the graph gave, ending in EVERY_EXIT_OUTPUTS, or in the logits where it has but one exit.
     """
+    exits = len(route.manifest.exits)
     if len(route.stages) == 1:
-        seen.keep(route.only_exit.item(), ids, made[1], made[2])
-        return made
+        seen = Seen(exits, len(made[1]))
+        seen.keep(route.only_exit.item(), np.arange(len(made[1])), made[1], made[2])
+        return made, seen
     *answers, scores, logits = made
-    for exit, rows, score, z in Reached(len(route.manifest.exits), route.gates, answers[2], scores, logits):
-        seen.keep(exit, ids[rows], score, z)
-    return answers
+    return answers, Reached(exits, route.gates, answers[2], scores, logits)
 
 
 class _Made:

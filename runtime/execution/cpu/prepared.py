@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.execution.call import AgainOf, Keep, go_on
-from offramp.runtime.execution.cpu.one_graph import Looked, LookedAlone, see
+from offramp.runtime.execution.cpu.one_graph import Looked, LookedAlone, said_of
 from offramp.runtime.execution.cpu.session import RunSession
 from offramp.runtime.execution.route import Route
-from offramp.runtime.predictions import Predictions, Seen
+from offramp.runtime.predictions import Predictions
 
 
 class Prepared:
@@ -38,7 +38,7 @@ class Prepared:
 
         takes: the model's inputs that the graph takes. constants: what beside them. limit: the most rows at once.
         again: how to get what isn't fetched, of which inputs. keep: see `Executor.prepare`; the outputs end in what
-        `see` takes then.
+        `said_of` takes then.
         """
         self._route, self._sessions, self._file, self._outputs = route, sessions, file, outputs
         self._constants = dict(constants)
@@ -86,8 +86,7 @@ class Prepared:
         looked = LookedAlone if rows == 1 else Looked
         if self._keep is None:
             return Predictions.later(looked(self._route, sizes, made, inputs, self._again))
-        seen = Seen(len(self._route.manifest.exits), rows)
-        made = see(seen, self._route, made, np.arange(rows))
+        made, seen = said_of(self._route, made)
         return self._keep(Predictions.later(looked(self._route, sizes, made, inputs, self._again)), seen, inputs)
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.online.store.served import Served
-from offramp.runtime.predictions import Reached, Seen, joined
+from offramp.runtime.predictions import Said, joined
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +25,7 @@ class Lot:
     point: str
     exit: NDArray[np.int32]
     abstain: NDArray[np.bool_]
-    seen: Seen | Reached
+    seen: Said
     shadow: float
 
     def __len__(self) -> int:
