@@ -1,6 +1,6 @@
 """What exits said of rows, up to where each left."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -105,21 +105,6 @@ class Reached:
         gate by gate, of the rows that came to it."""
         self.exits, self.gates = exits, gates
         self._left, self._scores, self._logits = left, scores, logits
-
-    def __iter__(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
-        """The exits that ran, shallow to deep: (exit, rows that it ran for, their scores, their logits).
-
-        What is given of scores and logits are parts, not copies; rows are ascending positions.
-        """
-        start, deepest = 0, self._left.max(initial=-1)
-        for gate, exit in self.gates:
-            if gate > deepest:
-                return
-            rows = np.flatnonzero(self._left >= gate)
-            stop = start + len(rows)
-            if exit is not None:
-                yield exit, rows, self._scores[start:stop], self._logits[start:stop]
-            start = stop
 
     @property
     def nbytes(self) -> int:

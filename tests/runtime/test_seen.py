@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offramp.runtime.predictions import Reached, Seen, joined
+from seeing import told_apart
 
 CLASSES = 3
 # Gate 1 is no exit of the manifest; gate 2's is closed at the second kind of batch; gate 0's is closed at the third.
@@ -52,7 +53,7 @@ def test_many_batches_are_told_apart_as_each_by_itself(kinds, seed, some_seen):
 
 def test_exits_come_in_their_order_with_rows_that_ascend():
     one, score, logits = batch(KINDS[0], [2, 0, 3, 3], np.random.default_rng(0))
-    found = list(one)
+    found = told_apart(one)
     assert [exit for exit, *_ in found] == [0, 1, 2]
     for exit, rows, scores, those in found:
         assert rows.tolist() == [[0, 1, 2, 3], [0, 2, 3], [2, 3]][exit]

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 from urllib.parse import quote, urljoin
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from offramp.runtime import BundleError, Cascade
 from offramp.runtime.files import seal
 from offramp.server import create_app
-from pages import BROWSER
+from pages import BROWSER, dumped_by_browser
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -130,7 +129,5 @@ def test_a_mounted_server_answers_and_its_model_may_have_a_slash(named, listen, 
 @pytest.mark.parametrize(("page", "shown"), [("/", "live, since the server"), ("/docs", "/v1/predict")])
 def test_a_browser_shows_a_mounted_servers_pages(rows, listen, tmp_path, page, shown):
     with listen(mounted(rows)) as server:
-        command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
-        command += ["--virtual-time-budget=3000", "--dump-dom", f"{server.url}/p{page}"]
-        dumped = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+        dumped = dumped_by_browser(f"{server.url}/p{page}", tmp_path, 3)
     assert shown in dumped

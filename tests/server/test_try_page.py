@@ -2,12 +2,11 @@
 
 import html
 import re
-import subprocess
 import urllib.parse
 
 import pytest
 from offramp.runtime import Cascade, sample
-from pages import BROWSER, Page
+from pages import BROWSER, Page, dumped_by_browser
 
 pytest.importorskip("tokenizers")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
@@ -26,9 +25,7 @@ def shown(tmp_path):
 
     def shown(server, text, **more):
         query = urllib.parse.urlencode({"text": text, **more})
-        command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-        command += ["--virtual-time-budget=20000", "--dump-dom", f"{server.url}/try?{query}"]
-        dumped = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+        dumped = dumped_by_browser(f"{server.url}/try?{query}", tmp_path / "profile", 20)
         found = dict(re.findall(r'<\w+ id="(\w+)"[^>]*>([^<]*)', dumped))
         shares = re.findall(r'<span class="share">([^<]*)</span>', dumped)
         return Page(dumped), {name: html.unescape(value) for name, value in found.items()}, shares

@@ -80,12 +80,17 @@ class Page(HTMLParser):
         return [dict(zip(found[0], row, strict=True)) for row in found[1:]]
 
 
+def dumped_by_browser(address, profile, seconds):
+    """The document that a browser has made of a page so many of its own seconds later. profile: a folder for it."""
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+    command += [f"--virtual-time-budget={1000 * seconds}", "--dump-dom", address]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
 def laid_out(text, width, folder):
     """What a browser makes of a page that is so many pixels wide, everything unfolded."""
     page = _MEASURE.replace("PAGE", base64.b64encode(text.encode()).decode()).replace("WIDTH", str(width))
     (folder / "measure.html").write_text(page, encoding="utf-8")
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
-    command += ["--virtual-time-budget=10000", "--dump-dom", (folder / "measure.html").as_uri()]
-    dumped = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    dumped = dumped_by_browser((folder / "measure.html").as_uri(), folder / "profile", 10)
     (title,) = re.findall(r"<title>(.*?)</title>", dumped, re.DOTALL)
     return json.loads(html.unescape(title))

@@ -1,11 +1,9 @@
 """The live page shows the risk that labels show beside what was promised, in a real browser."""
 
-import subprocess
-
 import numpy as np
 import pytest
 from asking import predict
-from pages import BROWSER, Page
+from pages import BROWSER, Page, dumped_by_browser
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 HEAD = ("point", "labelled rows", "coverage")
@@ -16,9 +14,7 @@ def shown(tmp_path):
     """The live page of a server, once it has drawn what the server's metrics say."""
 
     def shown(server):
-        command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-        command += ["--virtual-time-budget=5000", "--dump-dom", f"{server.url}/"]
-        return Page(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout)
+        return Page(dumped_by_browser(f"{server.url}/", tmp_path / "profile", 5))
 
     return shown
 

@@ -23,6 +23,7 @@ from offramp.runtime.files import seal
 from offramp.runtime.jobs.bundles.repack import repack
 from offramp.runtime.predictions import Reached, Seen
 from onnx import TensorProto, helper
+from seeing import told_apart
 from toys import SEQUENCE, BatchSecond, CrossRow, Everything, Masked, MultiScale, Plain, make
 
 TOKENS = {"ids": torch.randint(1, 40, (3, 6)), "mask": torch.ones(3, 6, dtype=torch.int64)}
@@ -194,7 +195,7 @@ def test_what_every_exit_said_of_a_batch_of_different_points_is_told_apart(bundl
             given = threshold_rows([cascade.at(point).route for point in points], of_row)
             *_, gate, _, scores, logits = cascade.executor.run_cascade_graph(inputs, given, every_exit=True)
             gates = gates_that_ran(cascade.manifest.cascade, given, gate)
-            found = list(Reached(len(cascade.exits), gates, gate, scores, logits))
+            found = told_apart(Reached(len(cascade.exits), gates, gate, scores, logits))
             came = [np.flatnonzero(gate >= j) for j in range(len(cascade.exits))]
             ran = [j for j, rows in enumerate(came) if any(j in points[k].exits for k in of_row[rows])]
             assert [j for j, *_ in found] == ran
