@@ -1,5 +1,6 @@
 """Served rows and what is known of them: what recalibration, guard, gauges and bounds read."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -114,9 +115,7 @@ class Window:
 
     def then(self, later: "Window") -> "Window":
         """These rows and, behind them, others of the same bundle."""
-        more = later._columns()
-        pairs = {name: [a, more[name]] for name, a in self._columns().items() if name in more}
-        return Window(**{name: np.concatenate(pair, axis=int(name in _BY_EXIT)) for name, pair in pairs.items()})
+        return joined([self, later])
 
     def _columns(self) -> dict[str, Any]:
         held = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -318,3 +317,12 @@ def within_share(key: ArrayLike, share: float, allowance: int = 50) -> Bools:
         kept[i - 1] = had + 1 <= share * i + allowance
         counted[one] = had + int(kept[i - 1])
     return kept
+
+
+def joined(windows: Sequence[Window]) -> Window:
+    """The rows of several windows of one bundle, one window after the other. windows: at least one."""
+    if len(windows) == 1:
+        return windows[0]
+    columns = [window._columns() for window in windows]
+    shared = [name for name in columns[0] if all(name in each for each in columns)]
+    return Window(**{name: np.concatenate([c[name] for c in columns], axis=int(name in _BY_EXIT)) for name in shared})

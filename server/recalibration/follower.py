@@ -3,10 +3,12 @@
 import asyncio
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
 from offramp.runtime.errors import OfframpError
+from offramp.runtime.execution.cpu.memory import give_back_large
 from offramp.runtime.online import gauges
 from offramp.runtime.online.contest import promised_risk
 from offramp.runtime.online.gauges import Gauges
@@ -33,11 +35,23 @@ class Follower:
         self.figures: dict[str, Gauges] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled. Whatever goes wrong is logged, and tried again."""
-        said = ""
+        """Until it is cancelled. Whatever goes wrong is logged, and tried again.
+
+        One thread looks. What a window takes for a moment the C library keeps for the thread that had it: among any of
+        the loop's threads each would come to have its own.
+        """
+        give_back_large()
+        thread = ThreadPoolExecutor(1, thread_name_prefix="offramp-follower")
+        try:
+            await self._follow(thread)
+        finally:
+            thread.shutdown(wait=False)
+
+    async def _follow(self, thread: ThreadPoolExecutor) -> None:
+        loop, said = asyncio.get_running_loop(), ""
         while True:
             try:
-                await asyncio.to_thread(self.look)
+                await loop.run_in_executor(thread, self.look)
                 said = ""
             except OfframpError as error:
                 if str(error) != said:  # once a second it would fill the log

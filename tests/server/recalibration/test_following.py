@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from asking import predict
 from offramp.runtime.online.gauges import measure
+from offramp.server.recalibration.follower import Follower
 from prometheus_client.parser import text_string_to_metric_families
 
 
@@ -80,6 +81,20 @@ def test_every_gauge_is_what_the_offline_functions_give(learns, eventually):
             assert found[name, str(j)] == pytest.approx(value, abs=1e-6, nan_ok=True), (name, j)
     assert told["labelled"] == 400
     assert told["ece"] == pytest.approx(list(asdict(expected)["ece"]), abs=1e-6)
+
+
+def test_one_thread_looks_however_many_the_loop_has(learns, eventually, monkeypatch):
+    looked, look = [], Follower.look
+
+    def noted(self, **options):
+        looked.append(threading.current_thread().name)
+        return look(self, **options)
+
+    monkeypatch.setattr(Follower, "look", noted)
+    with learns() as (server, _), server.client() as client:
+        # Feedback goes to the loop's own threads, of which there is another for each that comes meanwhile.
+        eventually(lambda: client.post("/v1/feedback", json={"labels": []}) and len(looked) >= 3)
+    assert len(set(looked)) == 1
 
 
 def test_who_follows_shows_no_figures(learns, x):

@@ -1,6 +1,8 @@
 """Mapped pages are given back, and read anew when somebody wants them after all."""
 
 import mmap
+import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -46,3 +48,36 @@ def test_pages_of_the_folder_are_dropped_and_keep_their_content(tmp_path):
 def test_a_folder_that_nothing_is_mapped_from_is_fine(tmp_path):
     release_mapped(tmp_path)
     release_mapped(tmp_path / "gone")
+
+
+# 16 MB, three times over, in a thread: MiB that the process has before and behind it.
+USE = """
+import sys, threading
+from pathlib import Path
+import numpy as np
+from offramp.runtime.execution.cpu.memory import give_back_large
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4 // 1024
+
+def use():
+    for _ in range(3):
+        held = [np.ones(1_000_000) for _ in range(2)]
+        del held
+    print(before, resident())
+
+if sys.argv[1] == "back":
+    give_back_large()
+before = resident()
+thread = threading.Thread(target=use)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps what is freed, and can be asked not to")
+@pytest.mark.parametrize(("how", "kept"), [("back", False), ("as it is", True)])
+def test_what_is_large_is_given_back_once_that_was_asked_for(how, kept):
+    done = subprocess.run([sys.executable, "-c", USE, how], capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert (after - before > 8) == kept

@@ -61,6 +61,20 @@ def test_a_window_has_the_newest_rows_that_fit_oldest_first(where):
         assert store.window(point="neither").logits.shape == (3, 0, CLASSES)
 
 
+def test_a_window_of_many_rows_has_them_all_in_their_order(where):
+    count = 2345  # they are read so many hundred at a time
+    given = rows([f"r{k}" for k in range(count)], time=np.arange(count, dtype=float), left=1)
+    with opened(where, unflushed=10_000) as store:
+        assert store.append(given)
+        store.flush()
+        window, newest = store.window(), store.window(limit=1000)
+    assert window.time.tolist() == list(range(count))
+    assert (np.diff(window.seq) > 0).all()
+    np.testing.assert_array_equal(window.score, given.score)
+    np.testing.assert_array_equal(window.logits[1], relative(given.logits[1]))
+    assert newest.time.tolist() == list(range(count - 1000, count))
+
+
 def test_rows_of_another_bundle_or_model_are_no_part_of_a_window(where):
     names = [f"class {k}" for k in range(CLASSES)]
     with opened(where) as store:
