@@ -10,8 +10,8 @@ from pathlib import Path
 
 _MADV_PAGEOUT = 21  # Linux 5.4; drops clean pages, which come back from the file if somebody reads them after all
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's names
-# Inputs of a batch are hardly larger, and to map those anew takes a hundredth of the time that the batch does.
-_LARGE = 4 * 2**20
+# Inputs of a batch that are larger take a thousand times longer to run than to be mapped anew.
+_LARGE = 2**20
 
 
 def release_mapped(folder: Path) -> None:
