@@ -296,7 +296,8 @@ class Cascade:
             out = out.cut_short(cut)
         if learning is None or seen is None:
             return out
-        return self._keep(version, out, seen, arrays, allow_nonfinite=allow_nonfinite)
+        cut = max_exit is not None and max_exit < len(self.exits) - 1
+        return self._keep(version, out, seen, arrays, allow_nonfinite=allow_nonfinite, cut=cut)
 
     def _prepare(self, version: int) -> ShortWay | None:
         """version: of the calibration that the route is by."""
@@ -304,11 +305,19 @@ class Cascade:
         return self.executor.prepare(self.route, self.batch_rows, self._fetch_again, keep)
 
     def _keep(
-        self, version: int, out: Predictions, seen: Said, inputs: Mapping[str, Any], *, allow_nonfinite: bool = False
+        self,
+        version: int,
+        out: Predictions,
+        seen: Said,
+        inputs: Mapping[str, Any],
+        *,
+        allow_nonfinite: bool = False,
+        cut: bool = False,
     ) -> Predictions:
-        """Answers of the calibration of a version, by the ids that they are kept by."""
+        """Answers of the calibration of a version, by the ids that they are kept by. cut: as `Learning.keep` has it."""
         record = partial(self.record, allow_nonfinite=allow_nonfinite)
-        return out.named(self.recalibration.keep(version, self.operating_point.name, out, seen, inputs, record))
+        name = self.operating_point.name
+        return out.named(self.recalibration.keep(version, name, out, seen, inputs, record, cut=cut))
 
     @property
     def recalibration(self) -> Learning:

@@ -125,14 +125,18 @@ class Learning:
         seen: Said,
         inputs: Mapping[str, NDArray[Any]],
         record: Callable[[Mapping[str, NDArray[Any]]], Records],
+        *,
+        cut: bool = False,
     ) -> NDArray[Any]:
         """Keep answered rows under a name of their own; (N,) their ids. Waits as `keep_as`.
 
-        What was cut short, or has no label, gets an id and isn't kept: no rule's threshold has decided about it.
-        inputs: theirs, checked. record: runs some through all exits, later, if they are drawn for it.
+        What has no label gets an id and isn't kept, nor is any row of a call that was cut short: those of them that
+        would have left there anyway say nothing of the others. inputs: theirs, checked. record: runs some through all
+        exits, later, if they are drawn for it. cut: whether rows had to leave at an exit, if they hadn't by themselves.
         """
         request = new_name()
-        rows = np.flatnonzero(~out.involuntary & (out.label >= 0))
+        cut = cut or bool(out.involuntary.any())
+        rows = np.flatnonzero((out.label >= 0) & (not cut))
         if len(rows):
             part = seen if len(rows) == len(out) else seen.apart().part(rows)
             unfinished = part.unfinished
@@ -337,6 +341,8 @@ class Learning:
 
     def promote(self, version: int, *, by: str) -> None:
         """Put a version in force; 0 is the bundle's own. by: the person who says so. Raises InputError, StoreError."""
+        if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version < 2**31:
+            raise InputError(f"version is {version!r:.40}, expected the number of one of `versions()`, or 0.")
         self._store.decide("promote", {"version": version}, by=by, calibration=version)
         with self._looking:
             self.follow()
@@ -354,7 +360,9 @@ class Learning:
         return parent
 
     def freeze(self, frozen: bool = True, *, by: str) -> None:
-        """Whether nothing may change by itself. Raises StoreError."""
+        """Whether nothing may change by itself. Raises InputError, StoreError."""
+        if not isinstance(frozen, bool):
+            raise InputError(f"frozen is {frozen!r:.40}, expected True or False.")
         self._store.decide("freeze" if frozen else "unfreeze", {}, by=by, frozen=frozen)
 
     def _begin(self) -> None:

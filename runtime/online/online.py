@@ -66,6 +66,8 @@ class Online:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.where, str | Path) or not str(self.where):
+            raise InputError(f"where is {self.where!r}, expected the path of a file, or postgresql://….")
         if self.mode is not None and self.mode not in MODES:
             raise InputError(f"mode is {self.mode!r}, expected one of {', '.join(MODES)}.")
         for name in ("every", "rows"):

@@ -14,6 +14,9 @@ from offramp.runtime.errors import InputError
 from offramp.runtime.online.fitting.alike import alike_since
 from offramp.runtime.points import OperatingPoint
 
+LEAST_ASKED = 1e-3
+"""The least probability with which a label may have been sought: none stands for more than a thousand rows, or one
+label would outweigh the window."""
 _BY_EXIT = ("score", "logits")  # the exits come first there, then the rows
 
 
@@ -146,8 +149,9 @@ class Window:
 
     @property
     def weights(self) -> Floats:
-        """(n,) 1/asked: what a labelled row stands for among the served ones."""
-        return np.asarray(1.0 / np.where(np.isnan(self.asked), 1.0, np.where(self.known, self.asked, 1.0)))
+        """(n,) 1/asked, LEAST_ASKED at least: what a labelled row stands for among the served ones."""
+        asked = np.where(self.known & ~np.isnan(self.asked), self.asked, 1.0)
+        return np.asarray(1.0 / np.maximum(asked, LEAST_ASKED))
 
     @property
     def complete_weights(self) -> Floats:

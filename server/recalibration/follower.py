@@ -25,13 +25,15 @@ _log = logging.getLogger("offramp.online")
 
 
 class Follower:
-    """One engine's. figures: the newest by operating point, {} on one that doesn't lead."""
+    """One engine's. figures: the newest by operating point, {} on one that doesn't lead. failing: why the last look
+    came to nothing, None when it didn't."""
 
     def __init__(self, learning: Learning, keeping: Keeping, metrics: RiskMetrics) -> None:
         self._learning, self._keeping, self._metrics = learning, keeping, metrics
         self._due = 0.0
         self._watches: dict[str, Watch] = {}
         self.leads = False
+        self.failing: str | None = None
         self.figures: dict[str, Gauges] = {}
 
     async def run(self) -> None:
@@ -48,17 +50,20 @@ class Follower:
             thread.shutdown(wait=False)
 
     async def _follow(self, thread: ThreadPoolExecutor) -> None:
-        loop, said = asyncio.get_running_loop(), ""
+        loop = asyncio.get_running_loop()
         while True:
+            said = self.failing
             try:
                 await loop.run_in_executor(thread, self.look)
-                said = ""
+                self.failing = None
             except OfframpError as error:
-                if str(error) != said:  # once a second it would fill the log
-                    said = str(error)
-                    _log.warning("recalibration was put off: %s", said)
-            except Exception:
-                _log.exception("recalibration was put off")
+                self.failing = str(error)
+                if said != self.failing:  # once a second it would fill the log
+                    _log.warning("recalibration was put off: %s", self.failing)
+            except Exception as error:
+                self.failing = repr(error)
+                if said != self.failing:
+                    _log.exception("recalibration was put off")
             await asyncio.sleep(_EVERY)
 
     def look(self, *, measure: bool = False) -> None:
@@ -67,7 +72,8 @@ class Follower:
         Raises StoreError.
         """
         learning = self._learning
-        self._metrics.kept(learning, self._keeping.completed)
+        failing = learning.alarm is not None or self.failing is not None
+        self._metrics.kept(learning, self._keeping.completed, failing=failing)
         learning.follow()
         led, self.leads = self.leads, learning.lead()
         if not self.leads:

@@ -55,7 +55,8 @@ class Keeping:
     def keep(self, left: Left) -> list[tuple[Job, Ids]]:
         """Keep rows that have left; those drawn to be run to the end, by job. Any thread may call it.
 
-        What was cut short, or has no label, isn't kept: no rule's threshold has decided about it.
+        What has no label isn't kept, nor are rows of a request that was cut short, by `max_exit` or a deadline, or went
+        by another rule than it asked for: those of them that would have left there anyway say nothing of the others.
         """
         job = left.of[0][0]
         alike = all(
@@ -73,7 +74,7 @@ class Keeping:
             start += len(ids)
             if job.query.seen is not None:
                 job.query.seen.place(ids, seen.part(rows))
-            elif not job.expired:
+            elif not job.expired and job.own is None:
                 chosen = ~job.answers.involuntary[ids] & (left.label[rows] >= 0)
                 rows, ids = rows[chosen], ids[chosen]
                 if len(rows):

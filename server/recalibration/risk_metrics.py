@@ -45,7 +45,7 @@ class RiskMetrics:
             **self._of_model
         )
         self._version = self._gauge("calibration_version", "In force; 0 is the bundle's own").labels(**self._of_model)
-        self._failing = self._gauge("store_failing", "1 while nothing can be kept").labels(**self._of_model)
+        self._failing = self._gauge("store_failing", "1 while nothing is kept or learnt").labels(**self._of_model)
         self._failing.set(0)
         self._by_point = {name: self._gauge(name, text, "operating_point") for name, text in _OF_POINT}
         self._promise = self._gauge(
@@ -77,14 +77,14 @@ class RiskMetrics:
         for kind in kinds:
             self._verdicts[kind].inc()
 
-    def kept(self, learning: Learning, completed: int) -> None:
-        """What has come of served rows up to now. completed: rows run to the end."""
+    def kept(self, learning: Learning, completed: int, *, failing: bool) -> None:
+        """What has come of served rows up to now. completed: rows run to the end. failing: now."""
         now = (learning.kept, learning.dropped, completed)
         for counter, before, after in zip((self._kept, self._dropped, self._shadow), self._told, now, strict=True):
             counter.inc(after - before)
         self._told = now
         self._version.set(learning.version)
-        self._failing.set(learning.alarm is not None)
+        self._failing.set(failing)
 
     def show(self, point: str, gauges: Gauges, promise: float | None, alarms: Sequence[str]) -> None:
         """The figures of an operating point. promise: the risk it promises. alarms: what has left its limits."""

@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from offramp.runtime.errors import InputError, NotLeader, StoreError
 from offramp.runtime.online.learning import Learning
 from offramp.runtime.online.store.labelling import Outcome
+from offramp.runtime.online.window import LEAST_ASKED
 from offramp.server.dataplane import DataPlane
 from offramp.server.errors import Conflict, Unavailable
 from offramp.server.protocols.openapi import documented
@@ -124,9 +125,9 @@ def routes(plane: DataPlane, learning: Learning, follower: Follower, metrics: Ri
         labels = (await plane.read(request, FeedbackRequest)).all()
         for k, one in enumerate(labels):
             if not 0 <= one.index < 2**31:
-                raise InputError(f"labels[{k}].index is {one.index}, expected a row's place in its request, 0 or more.")
-            if not 0 < one.asked <= 1:
-                raise InputError(f"labels[{k}].asked is {one.asked}, expected a probability above 0, at most 1.")
+                raise InputError(f"labels[{k}].index is {one.index}, expected a row's place in its request, from 0 on.")
+            if not LEAST_ASKED <= one.asked <= 1:
+                raise InputError(f"labels[{k}].asked is {one.asked}, expected a probability from {LEAST_ASKED:g} to 1.")
         outcomes = await give(labels, _key(request))
         unknown = [k for k, outcome in enumerate(outcomes) if outcome == Outcome.UNKNOWN]
         if unknown:  # another engine may have answered them just now
@@ -186,7 +187,7 @@ def routes(plane: DataPlane, learning: Learning, follower: Follower, metrics: Ri
             frozen=now.frozen,
             leads=follower.leads,
             assumes=ASSUMES,
-            store={"alarm": learning.alarm, "kept": learning.kept, "dropped": learning.dropped},
+            store={"alarm": learning.alarm or follower.failing, "kept": learning.kept, "dropped": learning.dropped},
             figures=follower.describe(),
             versions=[
                 {"version": one.version, "parent": one.parent, "time": one.time, "method": one.method}

@@ -42,6 +42,7 @@ class Database:
         self.name = url.database or "" if self.is_file else url.render_as_string(hide_password=True)
         if self.is_file:
             self._check_file(Path(self.name))
+        self._inode: int | None = None
         self.engine = sa.create_engine(url, pool_pre_ping=not self.is_file, connect_args=_connect_args(self.is_file))
         sa.event.listen(self.engine, "connect", _prepare_file if self.is_file else _prepare_session)
         sa.event.listen(self.engine, "begin", _begin_file if self.is_file else _begin_session)
@@ -50,10 +51,14 @@ class Database:
         except BaseException:
             self.engine.dispose()
             raise
+        self._inode = _inode(self.name) if self.is_file else None
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
         """A transaction that ends on the disk, or leaves nothing. Raises StoreError for what the database says."""
+        # SQLite would go on to write into a file that nobody finds any more.
+        if self.is_file and self._inode is not None and _inode(self.name) != self._inode:
+            raise StoreError(f"{self.name}: it was moved or deleted while it was in use. Put it back, or start anew.")
         with self._said(), self.engine.execution_options(writes=True).begin() as connection:
             yield connection
 
@@ -90,6 +95,8 @@ class Database:
             yield
         # Pragmas are run without SQLAlchemy; what a damaged file says of itself may be no text.
         except (SQLAlchemyError, sqlite3.Error, UnicodeDecodeError) as error:
+            if "readonly" in str(error):  # whoever came while the file was so would stay so
+                self.engine.dispose()
             raise StoreError(f"{self.name}: {_reason(error)}") from error
 
     def _check_file(self, path: Path) -> None:
@@ -144,6 +151,13 @@ class Database:
             raise _not_ours(self.name)
         if tables & {"served", "alembic_version"}:
             raise StoreError(f"{self.name} has tables of another program. Give offramp a database of its own.")
+        return None
+
+
+def _inode(name: str) -> int | None:
+    try:
+        return os.stat(name).st_ino
+    except OSError:
         return None
 
 

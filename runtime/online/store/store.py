@@ -26,10 +26,10 @@ from offramp.runtime.online.store.database import Database
 from offramp.runtime.online.store.keeping import Completion
 from offramp.runtime.online.store.labelling import Labels, Outcome
 from offramp.runtime.online.store.lot import Lot, served_of
-from offramp.runtime.online.store.served import Served, check_requests
+from offramp.runtime.online.store.served import MOST_CHARACTERS, Served, check_requests
 from offramp.runtime.online.store.source import Name, Source, find_source, name_of
 from offramp.runtime.online.store.writer import Task, Writer
-from offramp.runtime.online.window import Window
+from offramp.runtime.online.window import LEAST_ASKED, Window
 
 _log = logging.getLogger("offramp.store")
 _DAY = 86_400.0
@@ -272,6 +272,8 @@ class Store:
         unknown = changes.keys() - {"bundle", "point", "calibration", "frozen", "mode"}
         if unknown:
             raise InputError(f"a state has no {sorted(unknown)[0]!r}.")
+        if not isinstance(by, Lease):
+            _check_person(by)
         decided: State = self._do(
             lambda c: control.decide(c, self._source, kind, numbers, by, revision, draft, changes)
         )
@@ -369,12 +371,14 @@ class Store:
                     return work(connection)
                 counts.completed += keeping.complete(connection, self._source, work)
                 return True
-        except OfframpError as error:
+        except (OfframpError, sa.exc.StatementError, ArithmeticError, TypeError, ValueError) as error:
+            if not _is_its_own(error):
+                raise
             if isinstance(work, Completion):
                 _log.warning("%d rows can't be completed: %s", len(work.names), error)
                 counts.refused += len(work.names)
                 return False
-            return error
+            return error if isinstance(error, OfframpError) else StoreError(f"it can't be written: {error}.")
 
     def _tidy(self) -> None:
         try:
@@ -384,16 +388,31 @@ class Store:
             _log.warning("%s", error)
 
 
+def _is_its_own(error: Exception) -> bool:
+    """Whether a task failed for what it was given, which is no reason to lose those that are written with it."""
+    of_database = isinstance(error, sa.exc.DBAPIError)
+    return not of_database or isinstance(error, sa.exc.IntegrityError | sa.exc.DataError)
+
+
+def _check_person(by: str) -> None:
+    """Raises InputError for what is no name: it is read by people, and by databases that take no NUL."""
+    if not isinstance(by, str) or not by.strip() or len(by) > MOST_CHARACTERS or not by.isprintable():
+        raise InputError(f"by is {by!r:.40}, expected a name: at most {MOST_CHARACTERS} printable characters.")
+
+
 def _sought(asked: ArrayLike | None, rows: int) -> list[float] | None:
     if asked is None:
         return None
-    given = np.asarray(asked, np.float64)
+    try:
+        given = np.asarray(asked, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"asked: {error}. Expected numbers, one for each of {rows} labels or for all.") from error
     if given.shape not in ((), (rows,)):
         raise InputError(f"asked has the shape {given.shape}, expected one number, or one for each of {rows} labels.")
-    wrong = ~((given > 0) & (given <= 1))
+    wrong = ~((given >= LEAST_ASKED) & (given <= 1))
     if wrong.any():
         at = int(np.argmax(wrong))
-        raise InputError(f"asked[{at}] is {given.flat[at]:g}, expected a probability above 0, at most 1.")
+        raise InputError(f"asked[{at}] is {given.flat[at]:g}, expected a probability from {LEAST_ASKED:g} to 1.")
     return [float(one) for one in np.broadcast_to(given, rows)]
 
 

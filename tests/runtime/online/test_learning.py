@@ -174,6 +174,35 @@ def test_rows_that_no_threshold_let_go_are_not_kept(load):
     assert cascade.feedback(cut.ids.tolist(), [0] * 5) == ["unknown"] * 5
 
 
+def test_nor_are_those_who_would_have_left_there_anyway(load):
+    cascade = load()
+    cut = cascade.predict({"x": X[:50]}, max_exit=0)
+    assert 0 < cut.involuntary.sum() < 50
+    easy = cascade.predict({"x": X[:50][~cut.involuntary]}, max_exit=0)
+    assert not easy.involuntary.any()
+    assert cascade.recalibration.settle()
+    assert len(cascade.recalibration.window("balanced")) == 0
+    last = len(cascade.exits) - 1
+    assert set(cascade.feedback(cascade.predict({"x": X[:5]}, max_exit=last).ids, Y[:5])) == {"accepted"}
+
+
+@pytest.mark.parametrize("version", [-1, 10**30, "1", None, True])
+def test_a_version_is_the_number_of_one(load, version):
+    cascade = load()
+    ids = cascade.predict({"x": X[:2]}).ids
+    with pytest.raises(InputError, match="version is"):
+        cascade.recalibration.promote(version, by="somebody")
+    with pytest.raises(InputError, match="frozen is"):
+        cascade.recalibration.freeze("maybe", by="somebody")
+    assert cascade.feedback(ids, Y[:2]) == ["accepted"] * 2
+
+
+@pytest.mark.parametrize("where", [None, 5, ""])
+def test_a_store_lies_somewhere(where):
+    with pytest.raises(InputError, match="where is"):
+        Online(where)
+
+
 def test_an_overconfident_point_is_recalibrated_and_nobody_leaves_elsewhere(load):
     cascade = load(point="full", mode="automatic")
     before = cascade.predict({"x": X})

@@ -84,15 +84,18 @@ def test_rows_of_every_protocol_are_kept_by_the_requests_name(learns, x):
         assert feedback(client, {"labels": labels}) == ["accepted", "accepted"]
 
 
-def test_what_no_threshold_has_decided_isnt_kept(learns, x):
+def test_what_no_threshold_has_decided_isnt_kept_nor_is_who_would_have_left_anyway(learns, x):
     high = np.full((1, 8), 1e38, np.float32)
     with learns() as (server, cascade), server.client() as client:
         cut = predict(client, x, max_exit=0)
         predict(client, high)
         cascade.recalibration.flush()
-        kept = len(cascade.recalibration.window("balanced"))
-    assert kept == sum(not one.get("involuntary", False) for one in cut["predictions"])
-    assert kept < len(x)
+        assert 0 < sum(one.get("involuntary", False) for one in cut["predictions"]) < len(x)
+        assert len(cascade.recalibration.window("balanced")) == 0
+        whole = predict(client, x, max_exit=2)
+        cascade.recalibration.flush()
+        assert not any(one.get("involuntary", False) for one in whole["predictions"])
+        assert len(cascade.recalibration.window("balanced")) == len(x)
 
 
 def test_all_that_is_kept_of_a_request_can_be_deleted(learns, x):

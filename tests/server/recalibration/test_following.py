@@ -97,6 +97,23 @@ def test_one_thread_looks_however_many_the_loop_has(learns, eventually, monkeypa
     assert len(set(looked)) == 1
 
 
+def test_what_stops_it_from_learning_is_told_until_it_has_passed(learns, eventually, monkeypatch, caplog):
+    def fails(self, **options):
+        raise ArithmeticError("too large")
+
+    with learns() as (server, _), server.client() as client:
+
+        def alarm():
+            return client.get("/v1/recalibration").json()["store"]["alarm"]
+
+        assert alarm() is None
+        with monkeypatch.context() as broken:
+            broken.setattr(Follower, "look", fails)
+            eventually(lambda: alarm() == "ArithmeticError('too large')")
+        eventually(lambda: alarm() is None)
+    assert caplog.text.count("too large") <= 2  # a log entry and its traceback, and not one a second
+
+
 def test_who_follows_shows_no_figures(learns, x):
     with learns() as (one, _), learns() as (other, _), one.client() as client:
         label(client, predict(client, x), np.zeros(len(x), int))

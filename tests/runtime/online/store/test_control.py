@@ -5,8 +5,8 @@ import time
 from contextlib import suppress
 
 import pytest
-from kept_rows import CLASSES, opened
-from offramp.runtime.errors import InputError, NotLeader
+from kept_rows import CLASSES, opened, rows
+from offramp.runtime.errors import InputError, NotLeader, StoreError
 from offramp.runtime.online.store.control import Draft, State
 from offramp.runtime.online.store.store import Store
 
@@ -135,3 +135,23 @@ def test_of_many_who_ask_at_once_one_leads_and_no_decision_is_made_twice(where):
     assert [decision.revision for decision in stores[0].decisions()] == [1, 2, 3, 4, 5]
     for store in stores:
         store.close()
+
+
+@pytest.mark.parametrize("by", [None, 5, "", " ", "x" * 201, "a\0", "a\nb", "\ud800"])
+def test_who_decides_has_a_name_that_can_be_read(tmp_path, by):
+    with opened(tmp_path / "store.db") as store:
+        with pytest.raises(InputError, match="by is"):
+            store.decide("freeze", {}, by=by, frozen=True)
+        assert store.decide("freeze", {}, by="Ada 猫", frozen=True).frozen
+
+
+@pytest.mark.parametrize("changes", [{"calibration": 10**30}, {"frozen": "maybe"}, {"point": None}])
+def test_what_the_database_cannot_take_is_refused_and_nothing_else_is_lost_for_it(where, changes):
+    with opened(where, seconds=3600) as store:
+        assert store.append(rows(["a", "b"]))  # they wait, and are written together with it
+        with pytest.raises((StoreError, InputError)):
+            store.decide("odd", {}, by="Ada", **changes)
+        assert store.alarm is None
+        assert store.feedback(["a", "b"], [0, 0], [1, 2]) == ["accepted"] * 2
+        assert store.dropped == 0
+        assert store.decisions() == []

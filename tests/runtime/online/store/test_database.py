@@ -4,6 +4,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import suppress
 
 import numpy as np
@@ -187,3 +188,30 @@ def test_tables_are_as_a_reader_of_the_file_expects(store_file):
         assert connection.exec_driver_sql("PRAGMA page_size").scalar() == 8192
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
     engine.dispose()
+
+
+def test_a_connection_that_was_made_while_nothing_could_be_written_is_not_kept(tmp_path):
+    database = Database(tmp_path / "store.db")
+    insert = sa.insert(METADATA.tables["labellers"])
+    with database.engine.connect() as connection:  # as SQLite opens a file that is read-only at that moment
+        connection.exec_driver_sql("PRAGMA query_only = ON")
+    with pytest.raises(StoreError, match="readonly"), database.writing() as connection:
+        connection.execute(insert.values(digest="a"))
+    with database.writing() as connection:
+        connection.execute(insert.values(digest="b"))
+    database.close()
+
+
+def test_a_file_that_was_moved_away_is_missed_until_it_is_back(store_file):
+    with opened(store_file) as store:
+        store_file.rename(store_file.with_suffix(".away"))
+        with pytest.raises(StoreError, match="moved or deleted"):
+            store.feedback(["r0-0"], [0], [1])
+        assert "moved or deleted" in store.alarm
+        assert not store_file.exists()
+        store_file.with_suffix(".away").rename(store_file)
+        for _ in range(100):
+            if store.alarm is None:
+                break
+            time.sleep(0.05)
+        assert store.feedback(["r0-0"], [0], [1]) == ["accepted"]

@@ -109,3 +109,20 @@ def test_any_order_of_labels_ends_as_a_dictionary_would(where):
                 expected.append("accepted" if first else "duplicate" if same else "conflicting")
             assert store.feedback([n for n, _ in asked], [r for _, r in asked], labels) == expected
         assert store.window().label.tolist() == [known.get(name, -1) for name in names]
+
+
+@pytest.mark.parametrize("asked", [0.0, 1e-300, 9e-4, 1.5, float("nan"), "x"])
+def test_no_label_stands_for_more_than_a_thousand_rows(tmp_path, asked):
+    with opened(tmp_path / "store.db") as store:
+        store.append(rows(["a"]))
+        with pytest.raises(InputError, match="asked"):
+            store.feedback(["a"], [0], [1], asked=asked)
+        assert store.feedback(["a"], [0], [1], asked=1e-3) == ["accepted"]
+        assert store.window().weights.tolist() == [1000.0]
+
+
+def test_a_row_that_says_it_is_hardly_ever_asked_for_is_weighed_like_one_in_a_thousand(tmp_path):
+    with opened(tmp_path / "store.db") as store:
+        store.append(rows(["a"], asked=1e-310))
+        store.feedback(["a"], [0], [1])
+        assert store.window().weights.tolist() == [1000.0]
