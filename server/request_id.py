@@ -12,8 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 HEADER = "X-Request-ID"
 _HEADER = HEADER.lower().encode()
 _KEY = "offramp.request_id"
-# What a client names itself goes into headers and the log as it is, so it may hold nothing that means something there.
-_SANE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# What a client names itself goes into headers and the log as it is, so it may hold nothing that means something there,
+# or on a page that shows it. Base64 and paths pass; it may be as long as a label may name it.
+_SANE = re.compile(r"[A-Za-z0-9._:/+=@~-]{1,200}")
 _log = logging.getLogger("uvicorn.error.offramp")
 
 

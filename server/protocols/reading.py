@@ -158,7 +158,7 @@ def read_infer(body: Body, manifest: Manifest, limits: Limits) -> Asked:
         operating_point=parameter(parameters, "operating_point", str),
         max_exit=parameter(parameters, "max_exit", int),
         timeout=None if microseconds is None else microseconds / 1e6,
-        deadline=_seconds(parameter(parameters, "deadline_ms", int), "parameters.deadline_ms"),
+        deadline=_seconds(parameter(parameters, "deadline_ms", float), "parameters.deadline_ms"),
         probabilities="probabilities" in outputs,
         priority=check_priority(parameter(parameters, "priority", int), "parameters.priority"),
         outputs=outputs,
@@ -196,8 +196,9 @@ def check_timeout(seconds: float | None, field: str = "timeout") -> float | None
 def parameter(parameters: dict[str, Any], name: str, kind: type[Any]) -> Any:
     """A request parameter, None if it isn't there. Raises InputError if it is of another type."""
     value = parameters.get(name)
-    if value is not None and type(value) is not kind:
-        words = {str: "a string", int: "a whole number"}
+    fits = (int, float) if kind is float else (kind,)
+    if value is not None and type(value) not in fits:
+        words = {str: "a string", int: "a whole number", float: "a number"}
         raise InputError(f"parameters.{name} is {value!r}, expected {words[kind]}.")
     return value
 

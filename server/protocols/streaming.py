@@ -1,6 +1,7 @@
 """Rows of one request as they leave, for whoever doesn't want to wait for its last."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
 
@@ -17,15 +18,21 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 NDJSON = "application/x-ndjson"
+_JSON = ("application/json", "application/*", "*/*")  # that an answer as a whole is accepted by: the nearest counts
+_QUALITY = re.compile(r"[01](\.\d*)?")
 
 
 def wants_lines(accept: str) -> bool:
-    """Whether an Accept header asks for lines."""
-    for one in accept.lower().split(",") if accept else ():
+    """Whether an Accept header would rather have lines than JSON, or either."""
+    if NDJSON not in accept.lower():
+        return False
+    qualities = {}
+    for one in accept.lower().split(","):
         kind, *parameters = (part.strip() for part in one.split(";"))
-        if kind == NDJSON and "q=0" not in parameters:
-            return True
-    return False
+        said = next((part[2:] for part in parameters if part.startswith("q=")), "1")
+        qualities[kind] = float(said) if _QUALITY.fullmatch(said) else 1.0
+    whole = next((qualities[kind] for kind in _JSON if kind in qualities), 0.0)
+    return 0 < qualities.get(NDJSON, 0.0) >= whole
 
 
 class Stream:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from offramp.runtime.bundle import Manifest
+from offramp.runtime.bundle import Input, Manifest
 from offramp.runtime.errors import InputError
 from offramp.runtime.inputs import check_inputs
 from offramp.server.query import Group
@@ -123,8 +123,7 @@ def groups_of_instances(instances: Sequence[Any], manifest: Manifest) -> tuple[G
         where = "instances" if whole else f"instances{_listed(rows)}"
         arrays = {}
         for given, column in zip(inputs, columns, strict=True):
-            values = column if whole else [column[k] for k in rows]
-            array = numbers(values, np.dtype(given.dtype), f"{where}.{given.name}")
+            array = _column(column if whole else [column[k] for k in rows], rows, given, where)
             if array.ndim != len(given.shape):
                 expected = [size for size in given.shape if size != "batch"]
                 raise InputError(
@@ -133,6 +132,17 @@ def groups_of_instances(instances: Sequence[Any], manifest: Manifest) -> tuple[G
             arrays[given.name] = np.moveaxis(array, 0, given.batch_axis) if given.batch_axis else array
         made.append(_group(arrays, manifest, np.asarray(rows, np.int64), where))
     return tuple(made)
+
+
+def _column(values: Sequence[Any], rows: Sequence[int], given: Input, where: str) -> NDArray[Any]:
+    """One input's values in some instances. Raises InputError naming the first instance that is to blame by itself."""
+    dtype = np.dtype(given.dtype)
+    try:
+        return numbers(values, dtype, f"{where}.{given.name}")
+    except InputError:
+        for k, value in zip(rows, values, strict=True):
+            numbers([value], dtype, f"instances[{k}].{given.name}")
+        raise
 
 
 def _alike(columns: Sequence[Sequence[Any]], rows: int) -> Iterable[Sequence[int]]:

@@ -33,6 +33,13 @@ def test_head_where_nothing_is_gotten_is_refused_and_says_what_is(client, path):
     assert (head.status_code, head.headers["allow"], head.content) == (405, "POST", b"")
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/v1/operating-points", "/v2/health/live"])
+def test_where_something_is_gotten_head_is_among_what_is_allowed(client, path):
+    reply = client.put(path)
+    assert reply.status_code == 405
+    assert sorted(reply.headers["allow"].split(", ")) == ["GET", "HEAD"]
+
+
 def test_a_kept_connection_goes_on_behind_a_head(client):
     for _ in range(3):
         assert client.head("/metrics").status_code == 200

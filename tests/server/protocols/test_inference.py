@@ -71,6 +71,12 @@ def test_the_id_is_echoed_if_there_is_one(client, x):
     assert "id" not in infer(client, {"inputs": [tensor(x)]})
 
 
+@pytest.mark.parametrize("milliseconds", [60_000, 60_000.5])
+def test_a_deadline_may_have_a_fraction(client, x, milliseconds):
+    answer = infer(client, {"inputs": [tensor(x)], "parameters": {"deadline_ms": milliseconds}})
+    assert by_name(answer)["label"] == by_name(infer(client, {"inputs": [tensor(x)]}))["label"]
+
+
 def test_parameters_choose_the_operating_point_and_the_last_exit(client, rows, x):
     parameters = {"operating_point": "full", "max_exit": 1, "priority": 1, "timeout": 60_000_000}
     answer = infer(client, {"inputs": [tensor(x)], "parameters": parameters})
@@ -177,6 +183,11 @@ X = np.zeros((2, 8), np.float32)
         ({"inputs": [tensor(X)], "parameters": {"max_exit": 9}}, "max_exit"),
         ({"inputs": [tensor(X)], "parameters": {"max_exit": True}}, "parameters.max_exit"),
         ({"inputs": [tensor(X)], "parameters": {"timeout": 0}}, "parameters.timeout"),
+        (
+            {"inputs": [tensor(X)], "parameters": {"deadline_ms": True}},
+            "parameters.deadline_ms is True, expected a",
+        ),
+        ({"inputs": [tensor(X)], "parameters": {"deadline_ms": "5"}}, "parameters.deadline_ms is '5', expected a"),
         ({"inputs": [tensor(X)], "parameters": {"priority": 10}}, "parameters.priority"),
         ({"inputs": [tensor(X)], "id": 7}, "id"),
         ({"inputs": [tensor(X, shape=[1] * 65, data=[1])]}, "shape"),
