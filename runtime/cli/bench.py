@@ -11,7 +11,7 @@ from typing import Any
 
 from offramp.runtime.cli.options import DATA, add_json, add_nonfinite, add_points, seed, write_json
 from offramp.runtime.cli.progress import bar
-from offramp.runtime.errors import InputError, how_to_install
+from offramp.runtime.errors import InputError, OfframpError, how_to_install
 from offramp.runtime.files import write_atomically
 from offramp.runtime.jobs.benching.bench import PACE, SECONDS, bench, document
 from offramp.runtime.jobs.benching.describe import describe
@@ -165,6 +165,8 @@ def _under_load(args: argparse.Namespace) -> int:
         found = job.load_bench(address, args.data, points=args.operating_point, loads=loads, progress=progress, **given)
     if not write_json(args.json, job.document(found)):
         print(text.describe(found))
+    if not found.answered:
+        raise OfframpError("the server answered no request in time under any load: see the errors and notes.")
     return 0
 
 

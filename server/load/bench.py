@@ -45,6 +45,11 @@ class LoadBench:
     times: list[Line]
     notes: list[str]
 
+    @property
+    def answered(self) -> bool:
+        """Whether anything was, at any load."""
+        return any(line["requests_per_second"] for line in self.times)
+
 
 def load_bench(
     url: str,

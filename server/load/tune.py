@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from offramp.runtime.arrays.cores import usable_cores
 from offramp.runtime.bundle import read_bundle
-from offramp.runtime.errors import InputError
+from offramp.runtime.errors import InputError, OfframpError
 from offramp.runtime.jobs.calibrating.about import machine, versions_of
 from offramp.runtime.jobs.data.expected import Line
 from offramp.runtime.jobs.plain_text import aligned
@@ -93,7 +93,7 @@ def tune(
     The best has most rows a second at 16 and 64 connections (the geometric mean of both) among those whose p99 is
     within the limit at both. point: an operating point; `full` by default. p99_ms: that limit; by default twice
     the least p99 that any setting has at that load. seconds, turns: of each measurement. Every setting's server is up
-    all the time; those that aren't asked idle. Raises InputError.
+    all the time; those that aren't asked idle. Raises InputError, and OfframpError if none of them answers anything.
     """
     for name, value in (("rows", rows), ("turns", turns)):
         if value < 1:
@@ -118,6 +118,9 @@ def tune(
                         progress(done, total)
         name = asked[0].point
     lines = [dict(_line(setting, taken, rows)) for setting in tried]
+    if not any(line[f"rows_per_second_{load}"] for line in lines for load in LOADS):
+        refused = sum(line["errors"] for line in lines)
+        raise OfframpError(f"no setting's server answered anything: {refused:,} requests were refused or lost.")
     best = _best(lines, tried, p99_ms)
     about = {
         "model": {"name": manifest.name, "version": manifest.version},

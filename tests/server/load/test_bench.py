@@ -122,6 +122,14 @@ def test_a_full_queue_is_counted_and_reported(rows, data, serve):
     assert "413" in describe(found)
 
 
+def test_a_server_that_refuses_everything_is_no_result(rows_server, data, capsys):
+    own = ["--client", "own", "--processes", "1", "--seconds", "0.3", "--turns", "1", "--connections", "2"]
+    assert main(["bench", rows_server.url, str(data), *own, "--rows", "20000"]) == 2
+    told = capsys.readouterr()
+    assert told.err.splitlines()[-1].startswith("offramp: the server answered no request in time under any load")
+    assert " 413" in told.out
+
+
 @pytest.mark.slow
 def test_a_server_that_dies_meanwhile_is_reported(answering, rows_server, data):
     """It says what it is, and then nothing more."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from offramp.runtime.cli import main
-from offramp.runtime.errors import InputError
+from offramp.runtime.errors import InputError, OfframpError
 from offramp.runtime.jobs.plain_json import to_json
 from offramp.server.load.tune import Setting, Tuning, describe, document, settings_for, tune
 
@@ -43,10 +43,15 @@ def test_settings_are_measured_at_all_loads_and_the_best_is_a_command_line(rows_
 
 
 def test_no_setting_within_the_limit_is_said(rows_bundle, data):
-    found = tune(rows_bundle, data, seconds=0.1, turns=1, settings=[Setting(1, 1)], p99_ms=1e-6)
+    found = tune(rows_bundle, data, seconds=0.5, turns=1, settings=[Setting(1, 1)], p99_ms=1e-6)
     assert isinstance(found, Tuning)
     assert found.best is None
     assert "no setting is within that p99." in describe(found, "bundle")
+
+
+def test_servers_that_answer_nothing_are_no_result(rows_bundle, data):
+    with pytest.raises(OfframpError, match="no setting's server answered anything"):
+        tune(rows_bundle, data, seconds=0.2, turns=1, settings=[Setting(1, 1)], rows=20_000)  # more than one may have
 
 
 def test_what_can_not_be_tuned_is_named(rows_bundle, data, capsys):
