@@ -22,7 +22,9 @@ _CLOSED, _CLOSED_SHARE = 64, 0.1  # connections of that loop, and its share of t
 _PLAIN_SHARE = 0.5  # of the time, for a server that keeps no record: to keep one costs some of what is to be measured
 # Of all loads, so that whatever else the machine does for a while isn't taken for one load's; at most, and of seconds.
 _TURNS, _TURN = 3, 5.0
-_DISTURBED = 1.5  # times the p90 or p99 that is usual at a load: a turn above that isn't counted
+# Times the p90 or p99 that is usual at a load: a turn above that isn't counted. What comes in bursts is in longer runs,
+# too: without what was above 1.5 times, the simulated p99 was .79 of the measured in the mean, with this .86.
+_DISTURBED = 2.5
 _FEW = 16  # batches
 _WARM, _LEAST = 0.2, 0.15  # seconds
 
