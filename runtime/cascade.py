@@ -90,6 +90,8 @@ class Cascade:
         """
         if batch_rows is not None:
             _check_batch_rows(batch_rows)
+        if recalibration is not None and not isinstance(recalibration, Online):
+            raise InputError(f"recalibration is {recalibration!r:.80}, expected Online(path).")
         bundle = read_bundle(path, hold=True)
         calibration = read_calibration(bundle.path, bundle.manifest)
         point = operating_point if isinstance(operating_point, OperatingPoint) else calibration.point(operating_point)

@@ -53,7 +53,9 @@ class Settings(BaseSettings):
     )
     overload_rows: int = Field(1024, ge=1, description="rows that wait when overload_operating_point takes over")
     recalibration: str | None = Field(
-        None, description="SQLite file, or postgresql://…, where answered rows and labels are kept; default: nowhere"
+        None,
+        min_length=1,
+        description="SQLite file, or postgresql://…, where answered rows and labels are kept; default: nowhere",
     )
     recalibration_mode: Literal["off", "observe", "propose", "automatic"] | None = Field(
         None, description="what is done with labels; default: as that file says, which begins with observe"
@@ -125,11 +127,16 @@ class Settings(BaseSettings):
     def of(cls, **given: object) -> Self:
         """Settings from arguments, None meaning not given, and the environment.
 
-        Raises InputError naming the first setting that is out of range.
+        Raises InputError naming the first setting that is out of range, or that nothing would heed.
         """
         try:
-            return cls(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+            made = cls(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
             raise InputError(f"{name} is {first.get('input')!r}: {first['msg']}.") from error
+        if made.recalibration is None and made.recalibration_mode not in (None, "off"):
+            raise InputError(
+                f"recalibration_mode is {made.recalibration_mode!r}, but recalibration, where labels go, isn't set."
+            )
+        return made

@@ -3,7 +3,7 @@
 import datetime
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +177,8 @@ class Learning:
         where that depends on the row. Every so many labels it is looked whether they call for another calibration (see
         `look`), in the caller's thread. Raises InputError, StoreError.
         """
+        if isinstance(ids, str) or not isinstance(ids, Iterable):
+            raise InputError(f"ids is {ids!r:.40}, expected a list of Predictions.ids.")
         names = [_name(id, at) for at, id in enumerate(ids)]
         outcomes = self.label([name for name, _ in names], [row for _, row in names], labels, key, asked)
         self._new_labels += sum(outcome == "accepted" for outcome in outcomes)
@@ -440,5 +442,5 @@ class Learning:
 def _name(id: str, at: int) -> tuple[str, int]:
     request, found, row = id.rpartition(_SEPARATOR) if isinstance(id, str) else ("", "", "")
     if not found or not row.isdecimal():
-        raise InputError(f"ids[{at}] is {id!r}, expected one of Predictions.ids.")
+        raise InputError(f"ids[{at}] is {id!r:.80}, expected one of Predictions.ids.")
     return request, int(row)

@@ -111,7 +111,9 @@ class Predictions:
     def ids(self) -> NDArray[Any]:
         """(N,) str, what `Cascade.feedback` knows the rows by. Raises InputError where nothing is kept."""
         if "ids" not in self._fetched:
-            raise InputError("these rows aren't kept: load the cascade with recalibration=Online(path).")
+            raise InputError(
+                "these rows aren't kept: what a cascade loaded with recalibration=Online(path) answers by predict is."
+            )
         ids: NDArray[Any] = self._fetched["ids"]
         return ids
 

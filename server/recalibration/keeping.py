@@ -74,8 +74,8 @@ class Keeping:
             start += len(ids)
             if job.query.seen is not None:
                 job.query.seen.place(ids, seen.part(rows))
-            elif not job.expired and job.own is None:
-                chosen = ~job.answers.involuntary[ids] & (left.label[rows] >= 0)
+            elif not (job.expired or job.own is not None or job.answers.involuntary[ids].any()):
+                chosen = left.label[rows] >= 0
                 rows, ids = rows[chosen], ids[chosen]
                 if len(rows):
                     drawn += self._keep([(job, ids)], left.exit[rows], left.abstain[rows], seen.part(rows))

@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
 from offramp.runtime.errors import InputError, NotLeader, StoreError
 from offramp.runtime.online.learning import Learning
 from offramp.runtime.online.store.labelling import Outcome
+from offramp.runtime.online.store.served import MOST_CHARACTERS
 from offramp.runtime.online.window import LEAST_ASKED
 from offramp.server.dataplane import DataPlane
 from offramp.server.errors import Conflict, Unavailable
@@ -46,20 +48,20 @@ class FeedbackRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What answered rows were: one of them, by request_id, index (0 if it isn't said), label and asked (1 if it isn't
     said), or many in labels."""
 
-    request_id: str | None = None
-    label: int | str | None = None
+    request_id: str | UnsetType = UNSET
+    label: int | str | UnsetType = UNSET
     index: int = 0
     asked: float = 1.0
-    labels: list[Label] | None = None
+    labels: list[Label] | UnsetType = UNSET
 
     def all(self) -> list[Label]:
         """Whichever way they came. Raises InputError."""
-        if self.labels is not None:
-            if self.request_id is not None or self.label is not None:
+        if self.labels is not UNSET:
+            if self.request_id is not UNSET or self.label is not UNSET:
                 raise InputError("labels stands beside request_id or label, expected one or the other.")
             return self.labels
-        if self.request_id is None or self.label is None:
-            missing = "request_id" if self.request_id is None else "label"
+        if self.request_id is UNSET or self.label is UNSET:
+            missing = "request_id" if self.request_id is UNSET else "label"
             raise InputError(f"{missing} is missing, expected request_id and label, or labels: a list of such.")
         return [Label(request_id=self.request_id, label=self.label, index=self.index, asked=self.asked)]
 
@@ -122,13 +124,17 @@ def routes(plane: DataPlane, learning: Learning, follower: Follower, metrics: Ri
     @router.post("/v1/feedback", **documented(FeedbackRequest, FeedbackResponse, example))
     async def feedback(request: Request) -> Response:
         """Say what answered rows were. A label counts from then on; the first one of a row stays."""
-        labels = (await plane.read(request, FeedbackRequest)).all()
-        for k, one in enumerate(labels):
-            if not 0 <= one.index < 2**31:
-                raise InputError(f"labels[{k}].index is {one.index}, expected a row's place in its request, from 0 on.")
-            if not LEAST_ASKED <= one.asked <= 1:
-                raise InputError(f"labels[{k}].asked is {one.asked}, expected a probability from {LEAST_ASKED:g} to 1.")
-        outcomes = await give(labels, _key(request))
+        given = await plane.read(request, FeedbackRequest)
+        labels = given.all()
+        try:
+            for k, one in enumerate(labels):
+                _check(one, f"labels[{k}].")
+            outcomes = await give(labels, _key(request))
+        except InputError as error:
+            if given.labels is not UNSET:
+                raise
+            said = str(error).replace("labels[0].", "", 1).replace("labels[0]", "label", 1)
+            raise InputError(said) from error
         unknown = [k for k, outcome in enumerate(outcomes) if outcome == Outcome.UNKNOWN]
         if unknown:  # another engine may have answered them just now
             await asyncio.sleep(_AGAIN)
@@ -197,6 +203,17 @@ def routes(plane: DataPlane, learning: Learning, follower: Follower, metrics: Ri
         )
 
     return router
+
+
+def _check(one: Label, where: str) -> None:
+    """Raises InputError naming the field that can't be meant."""
+    if not 0 < len(one.request_id) <= MOST_CHARACTERS:
+        said = f"{one.request_id!r:.60}, {len(one.request_id)} characters"
+        raise InputError(f"{where}request_id is {said}: expected 1 to {MOST_CHARACTERS}.")
+    if not 0 <= one.index < 2**31:
+        raise InputError(f"{where}index is {one.index}, expected a row's place in its request, from 0 on.")
+    if not LEAST_ASKED <= one.asked <= 1:
+        raise InputError(f"{where}asked is {one.asked}, expected a probability from {LEAST_ASKED:g} to 1.")
 
 
 async def _off_loop(work: Callable[[], T]) -> T:

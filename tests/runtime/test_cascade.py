@@ -378,6 +378,7 @@ def test_a_forked_child_is_told_to_load_its_own_and_can(images):
         ({"batch_rows": 2.5}, "batch_rows is 2.5"),
         ({"batch_rows": True}, "batch_rows is True"),
         ({"device": "abacus"}, "device is 'abacus'"),
+        ({"recalibration": "kept.db"}, r"recalibration is 'kept.db', expected Online\(path\)"),
     ],
 )
 def test_bad_options_are_named(options, message):

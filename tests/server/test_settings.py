@@ -62,6 +62,19 @@ def test_a_port_that_is_only_mistyped_is_still_named(value, monkeypatch):
         Settings.of()
 
 
+@pytest.mark.parametrize("mode", ["observe", "propose", "automatic"])
+def test_a_mode_without_a_store_would_learn_nothing(mode):
+    with pytest.raises(InputError, match=f"recalibration_mode is '{mode}', but recalibration, where labels go, isn't"):
+        Settings.of(recalibration_mode=mode)
+    assert Settings.of(recalibration_mode="off").recalibration is None
+    assert Settings.of(recalibration_mode=mode, recalibration="kept.db").recalibration_mode == mode
+
+
+def test_a_store_has_a_place():
+    with pytest.raises(InputError, match="recalibration is ''"):
+        Settings.of(recalibration="")
+
+
 def test_a_setting_that_there_is_none_of_is_refused():
     with pytest.raises(InputError, match="prot is 8000"):
         Settings.of(prot=8000)

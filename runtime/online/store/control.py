@@ -171,7 +171,7 @@ def _check(connection: sa.Connection, source: Source, new: State) -> None:
     bundle = connection.execute(known.where(versions.c.version == new.calibration)).scalar_one_or_none()
     if bundle != new.bundle:
         said = "there is none such" if bundle is None else "it belongs to another bundle"
-        raise InputError(f"calibration is {new.calibration}: {said}.")
+        raise InputError(f"version is {new.calibration}: {said}.")
 
 
 def history(connection: sa.Connection, source: Source) -> list[Version]:

@@ -181,12 +181,13 @@ class Store:
         Raises InputError naming the first label that is none, and nothing is kept then; StoreError.
         """
         names = _names(requests, rows)
-        listed = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)  # type: ignore[arg-type]
-        numbers = class_numbers(listed, self._classes, "labels", 0)
+        try:
+            listed = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)  # type: ignore[arg-type]
+        except TypeError:
+            raise InputError(f"labels is {labels!r:.40}, expected a list: one class a row.") from None
+        numbers = class_numbers(listed, self._classes, "labels", 0, unknown=False)
         if len(numbers) != len(names):
             raise InputError(f"labels has {len(numbers)} entries, expected {len(names)}: one a row.")
-        if (numbers < 0).any():
-            raise InputError(f"labels[{int(np.argmax(numbers < 0))}] is missing: send only rows whose label is known.")
         given = Labels(names, numbers.tolist(), key, time.time(), _sought(asked, len(names)))
         outcomes: list[Outcome] = self._do(lambda c: labelling.label(c, self._source, given))
         with self._counting:

@@ -186,6 +186,20 @@ def test_nor_are_those_who_would_have_left_there_anyway(load):
     assert set(cascade.feedback(cascade.predict({"x": X[:5]}, max_exit=last).ids, Y[:5])) == {"accepted"}
 
 
+@pytest.mark.parametrize(
+    ("ids", "labels", "said"),
+    [
+        (None, None, "ids is None"),
+        ("a/0", [1], "ids is 'a/0'"),
+        (["a/0"], None, "labels is None"),
+        (["a/0"], 3, "labels is 3"),
+    ],
+)
+def test_what_is_no_list_of_labels_is_named(load, ids, labels, said):
+    with pytest.raises(InputError, match=said):
+        load().feedback(ids, labels)
+
+
 @pytest.mark.parametrize("version", [-1, 10**30, "1", None, True])
 def test_a_version_is_the_number_of_one(load, version):
     cascade = load()

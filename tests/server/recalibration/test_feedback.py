@@ -114,12 +114,20 @@ def test_all_that_is_kept_of_a_request_can_be_deleted(learns, x):
         ({"request_id": "a"}, "label is missing"),
         ({"request_id": "a", "label": 1, "labels": []}, "labels stands beside"),
         ({"request_id": "a", "label": True}, "got `bool`"),
-        ({"request_id": "a", "label": 5}, "labels[0] is 5"),
-        ({"request_id": "a", "label": -1}, "labels[0] is missing"),
-        ({"request_id": "a", "label": "six"}, "labels[0] is 'six'"),
-        ({"request_id": "", "label": 1}, "request[0] is ''"),
-        ({"request_id": "a", "label": 1, "index": -1}, "labels[0].index is -1"),
-        ({"request_id": "a", "label": 1, "asked": 0}, "labels[0].asked is 0"),
+        ({"request_id": "a", "label": None}, "Expected `int | str`, got `null`"),
+        ({"request_id": "a", "label": 5}, "label is 5, expected 0…4."),
+        ({"request_id": "a", "label": -1}, "label is -1, expected 0…4."),
+        (
+            {"request_id": "a", "label": "six"},
+            "label is 'six', which is none of the 5 classes: expected a name",
+        ),
+        ({"request_id": "a", "label": ""}, "label is '', which is none of the 5 classes"),
+        ({"request_id": "", "label": 1}, "request_id is '', 0 characters"),
+        ({"request_id": "a" * 201, "label": 1}, "201 characters: expected 1 to 200"),
+        ({"request_id": "a", "label": 1, "index": -1}, "index is -1"),
+        ({"request_id": "a", "label": 1, "asked": 0}, "asked is 0"),
+        ({"labels": [{"request_id": "a", "label": 1}, {"request_id": "a", "label": -1}]}, "labels[1] is -1, expected"),
+        ({"labels": [{"request_id": "", "label": 1}]}, "labels[0].request_id is ''"),
         ({"labels": [{"request_id": "a", "label": 1, "asked": 1.5}]}, "labels[0].asked is 1.5"),
         ({"request_id": "a", "label": 1, "row": 1}, "unknown field `row`"),
         ({"labels": [{"request_id": "a", "label": 1}, {"request_id": "a"}]}, "missing required field `label`"),
@@ -131,6 +139,15 @@ def test_a_label_that_is_none_is_told_what_is_wrong_with_it(learns, body, said):
         reply = client.post("/v1/feedback", json=body)
     assert reply.status_code == 400
     assert said in reply.json()["error"]
+    if "labels" not in body:
+        assert "labels[" not in reply.json()["error"]
+
+
+def test_a_label_of_any_length_is_told_in_few_words(learns):
+    with learns() as (server, _), server.client() as client:
+        reply = client.post("/v1/feedback", json={"request_id": "a", "label": "x" * 100_000})
+    assert reply.status_code == 400
+    assert len(reply.json()["error"]) < 300
 
 
 def test_a_server_that_keeps_nothing_says_so(client):

@@ -129,7 +129,7 @@ def test_a_person_who_decides_gives_a_name(learns):
         for path, body, said in (
             ("freeze", {}, "missing required field `by`"),
             ("freeze", {"by": " "}, "by is empty"),
-            ("promote", {"by": "Ada", "version": 9}, "calibration is 9"),
+            ("promote", {"by": "Ada", "version": 9}, "version is 9"),
             ("promote", {"by": "Ada"}, "missing required field `version`"),
             ("rollback", {"by": "Ada"}, "none before it"),
         ):

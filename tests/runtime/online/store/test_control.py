@@ -48,7 +48,7 @@ def test_a_decision_that_cannot_be_leaves_nothing(where):
         draft = Draft("temperature", "{}", in_force=True)
         with pytest.raises(InputError, match="mode is 'loud'"):
             store.decide("mode", {}, by="anna", draft=draft, mode="loud")
-        with pytest.raises(InputError, match="calibration is 3: there is none such"):
+        with pytest.raises(InputError, match="version is 3: there is none such"):
             store.decide("promote", {}, by="anna", calibration=3)
         with pytest.raises(InputError, match="numbers: "):
             store.decide("swap", {"x": float("nan")}, by="anna", draft=draft)
@@ -64,7 +64,7 @@ def test_a_decision_that_cannot_be_leaves_nothing(where):
 def test_a_calibration_serves_only_the_bundle_that_it_was_made_for(where):
     with opened(where) as store:
         store.decide("swap", {}, by="anna", draft=Draft("temperature", "{}", in_force=True))
-        with pytest.raises(InputError, match="calibration is 1: it belongs to another bundle"):
+        with pytest.raises(InputError, match="version is 1: it belongs to another bundle"):
             store.decide("bundle", {}, by="anna", bundle="newer")
         assert store.decide("bundle", {}, by="anna", bundle="newer", calibration=0).bundle == "newer"
 
