@@ -138,7 +138,7 @@ class CpuExecutor:
         except Exception as error:
             if not about_values(error):
                 raise
-            raise cannot_run(file, reason(error)) from error
+            raise cannot_run(file, reason(error), feed) from error
 
     def gather(
         self, parts: Sequence[tuple[Mapping[str, Any], NDArray[np.int64]]], axes: Mapping[str, int]

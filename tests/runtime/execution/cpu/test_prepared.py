@@ -135,6 +135,23 @@ def test_values_that_the_graph_cannot_run_on_are_refused_as_ever(tmp_path):
         cascade.predict({"ids": np.full((1, 9), 10**6), "mask": np.ones((1, 9), np.int64)})
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("value", [50, 10**6, -51])
+def test_a_number_that_no_table_has_a_row_for_is_named_with_its_input(tmp_path, rows, value):
+    bundle = export_bundle(make(Masked), TOKENS, tmp_path / "b", dynamic_axes=SEQUENCE)
+    ids = np.full((rows, 9), 7)
+    ids[-1, 4] = value
+    said = f"^input 'ids' has {value}, which is outside the vocabulary: expected 0 to 49.$"
+    with Cascade.load(bundle) as cascade, pytest.raises(InputError, match=said):
+        cascade.predict({"ids": ids, "mask": np.ones((rows, 9), np.int64)})
+
+
+def test_where_it_may_be_a_rows_length_no_input_is_blamed(tmp_path):
+    bundle = export_bundle(make(Masked), TOKENS, tmp_path / "b", dynamic_axes=SEQUENCE)
+    with Cascade.load(bundle) as cascade, pytest.raises(InputError, match=r"can't run on these .*, or a row longer"):
+        cascade.predict({"ids": np.full((1, 90), 60), "mask": np.ones((1, 90), np.int64)})
+
+
 def test_a_closed_cascade_answers_nothing_more(tmp_path):
     bundle = export_bundle(make(Plain), torch.randn(4, 8), tmp_path / "b")
     cascade = Cascade.load(bundle)
