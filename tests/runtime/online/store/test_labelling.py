@@ -59,8 +59,8 @@ def test_a_label_for_a_row_of_another_bundle_is_late(where):
     [
         ([1, 5], r"labels\[1\] is 5"),
         (["class 1", "class 9"], r"labels\[1\] is 'class 9'"),
-        ([1, None], r"labels\[1\] is missing"),
-        ([1, -1], r"labels\[1\] is missing"),
+        ([1, None], r"labels\[1\] is None, which is none of"),
+        ([1, -1], r"labels\[1\] is -1, expected 0…4\.$"),
         ([1, 1.5], r"labels\[1\] is 1\.5"),
         ([1], "labels has 1 entries, expected 2"),
     ],
