@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from offramp.runtime.bundle import Input, Manifest
 from offramp.runtime.errors import InputError
+from offramp.runtime.preprocess import Text
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -61,11 +62,19 @@ def check_inputs(
                 f"{f' and {len(rows) - 1} more' if len(rows) > 1 else ''}: expected finite numbers "
                 "(allow_nonfinite=True lets them pass)."
             )
+        if counts(given, manifest) and array.size and (least := array.min()) < 0:
+            row = int(np.argwhere(np.moveaxis(array, given.batch_axis, 0) < 0)[0][0])
+            raise InputError(f"input {given.name!r} has {least} in row {row}: expected 0 or more, as a tokeniser's.")
         arrays[given.name] = array
     for axis, size in sizes.items():
         if axis != "batch" and size == 0:
             raise InputError(f"input {owner[axis]!r} has {axis} = 0, expected at least 1.")
     return arrays, sizes
+
+
+def counts(given: Input, manifest: Manifest) -> bool:
+    """Whether an input's numbers are a tokeniser's, of which none is below 0: to a graph -1 is a table's last row."""
+    return isinstance(manifest.preprocess, Text) and np.dtype(given.dtype).kind == "i"
 
 
 def _names(manifest: Manifest) -> list[str]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from offramp.runtime.bundle import own_version
-from offramp.runtime.cli.options import check_json
+from offramp.runtime.cli.options import FILES, check_file
 from offramp.runtime.cli.output import discard, output
 from offramp.runtime.cli.parser import Parser
 from offramp.runtime.errors import InputError, OfframpError, OutputLost, how_to_install
@@ -121,7 +121,8 @@ def _run(argv: list[str], asked: str) -> int:
             command.epilog = f"{command.epilog or ''}\nExample: {EXAMPLES[name]}".strip()
             # Options may stand between the positionals, too; subparsers by themselves don't allow it.
             args = command.parse_intermixed_args(argv[1:])
-            check_json(getattr(args, "json", None))
+            for option in FILES:
+                check_file(option, getattr(args, option, None))
             return int(loaded.run(args))
     if not argv:
         parser.print_help()

@@ -62,14 +62,18 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_json(where: Any) -> None:
-    """Raises InputError where `--json` names a file that can't be: before the work, not behind it."""
-    if not isinstance(where, str) or where == "-":
+FILES = ("json", "html", "svg")
+"""Options that name a file which is written at the end."""
+
+
+def check_file(option: str, where: Any) -> None:
+    """Raises InputError where an option names a file that can't be written: before the work, not behind it."""
+    if where is None or where is True or where is False or str(where) == "-":
         return
     path = Path(where)
     if path.is_dir() or not path.absolute().parent.is_dir():
         found = "a folder" if path.is_dir() else f"in no folder: {path.parent} isn't there"
-        raise InputError(f"--json is {where!r}, which is {found}. Expected the path of a file.")
+        raise InputError(f"--{option} is {str(where)!r}, which is {found}. Expected the path of a file.")
 
 
 def write_json(where: str | None, document: Any) -> bool:

@@ -1,5 +1,6 @@
 """The load bench: a running server's operating points under load, taking turns."""
 
+import http.client
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -87,6 +88,7 @@ def load_bench(
         own.ask_with({name: [post(host, PREDICT, body) for body in sent[name]] for name in names}, address)
         answered = [answers(server, name, picked) for name in names]
         notes += [f"{one.trouble}: its accuracy isn't known." for one in answered if one.trouble]
+        notes += [said for name in names if (said := _refused(server, name, sent[name][0], rows))]
         tool = _tool(client)
         carried = 0.0
         for k, load in enumerate(sorted(loads, key=lambda load: not isinstance(load, Closed))):
@@ -101,7 +103,7 @@ def load_bench(
             if isinstance(load, Closed):
                 carried = max(carried, made[names.index(baseline)]["requests_per_second"])
             lines += made
-            notes += _about(made)
+            notes += _about(made, seconds)
     about = {
         "model": {"name": server.manifest.name, "version": server.manifest.version},
         "address": server.url,
@@ -137,6 +139,17 @@ def _points(asked: Sequence[str], server: Target) -> tuple[list[str], str]:
         raise InputError(f"operating_point is {unknown[0]!r}, expected one of {server.points}.")
     baseline = FULL if FULL in server.points else server.default
     return list(dict.fromkeys([baseline, *(asked or server.points)])), baseline
+
+
+def _refused(server: Target, point: str, body: bytes, rows: int) -> str | None:
+    """What the server says to one of the requests, if it doesn't take them."""
+    try:
+        status, data = server.answer("POST", PREDICT, body)
+    except (OSError, http.client.HTTPException):
+        return None  # under load it will be seen how often
+    if status == 200:
+        return None
+    return f"a request of {rows} rows at {point} got {status}: {data[:300].decode(errors='replace')}"
 
 
 def _tool(client: str) -> tools.Tool | None:
@@ -234,7 +247,8 @@ def _middle(name: str, values: Sequence[float]) -> Line:
     return {name: float(np.median(values)), f"{name}_low": min(values), f"{name}_high": max(values)}
 
 
-def _about(lines: Sequence[Line]) -> list[str]:
+def _about(lines: Sequence[Line], seconds: float) -> list[str]:
+    """What has to be known of some lines. seconds: of each turn."""
     notes = []
     busiest = max(lines, key=lambda line: float(line["client_busy"]))
     if busiest["client_busy"] > _BUSY:
@@ -243,8 +257,12 @@ def _about(lines: Sequence[Line]) -> list[str]:
             f"{busiest['load']}: the client was the bottleneck ({busiest['client_busy']:.0%} of a core at "
             f"{busiest['point']}), so the server can do more than this{more}."
         )
+    # By what has come, which in a few seconds may be fewer than at that rate.
     behind = [
-        line for line in lines if line["kind"] == "poisson" and line["requests_per_second"] < _BEHIND * line["rate"]
+        line
+        for line in lines
+        if line["kind"] == "poisson"
+        and line["requests_per_second"] < _BEHIND * min(line["rate"], line["requests"] / (line["turns"] * seconds))
     ]
     return notes + [
         f"{line['load']}: {line['point']} fell behind, with {line['requests_per_second']:.4g} answered a second, so "

@@ -51,11 +51,12 @@ def documented(request: type[Any] | None, response: type[Any], example: Any = No
 
 
 def example_row(given: Input) -> Any:
-    """Zeros, or whatever stands for them, in the shape of one row of an input."""
+    """Zeros, or whatever stands for them, in the shape of one row of an input; ones where numbers are whole: a mask."""
     sizes = [size if isinstance(size, int) else 3 for size in given.shape if size != "batch"]
     if math.prod(sizes) > _LARGEST_EXAMPLE:
         sizes = [1] * len(sizes)
-    return np.zeros(sizes, given.dtype).tolist()
+    whole = np.dtype(given.dtype).kind in "iu"
+    return np.full(sizes, whole, given.dtype).tolist()
 
 
 def _reference(struct: type[Any]) -> dict[str, str]:

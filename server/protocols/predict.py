@@ -41,6 +41,7 @@ class Line(Prediction, kw_only=True):
     """A row's answer as soon as it is there, asked for by `Accept: application/x-ndjson`. index: of its instance."""
 
     index: int
+    operating_point: str
 
 
 class PredictResponse(msgspec.Struct, kw_only=True):
@@ -82,7 +83,8 @@ def handler(plane: DataPlane) -> Handler:
 
     def lines(ids: Ids, answer: Answer) -> bytes:
         rows = zip(ids.tolist(), columns(answer), strict=True)
-        return encoder.encode_lines([Line(*row, index=k) for k, row in rows])
+        point = answer.operating_point
+        return encoder.encode_lines([Line(*row, index=k, operating_point=point) for k, row in rows])
 
     def encode(query: Query, answer: Answer, request_id: str) -> bytes:
         return encoder.encode(

@@ -15,6 +15,7 @@ from offramp.runtime.execution.call import AgainOf, Keep, go_on
 from offramp.runtime.execution.cpu.one_graph import Looked, LookedAlone, said_of
 from offramp.runtime.execution.cpu.session import RunSession
 from offramp.runtime.execution.route import Route
+from offramp.runtime.inputs import counts
 from offramp.runtime.predictions import Predictions
 
 
@@ -44,9 +45,10 @@ class Prepared:
         self._constants = dict(constants)
         self._limit = limit if route.manifest.rows_independent else 1
         self._again, self._keep = again, keep
+        manifest = route.manifest
         self._expected = [
-            (i.name, np.dtype(i.dtype), tuple(i.shape), np.dtype(i.dtype).kind == "f", i.name in takes)
-            for i in route.manifest.inputs
+            (i.name, dtype, tuple(i.shape), dtype.kind == "f", counts(i, manifest), i.name in takes)
+            for i, dtype in ((i, np.dtype(i.dtype)) for i in manifest.inputs)
         ]
 
     def __call__(self, inputs: Mapping[str, Any], stop: Callable[[], bool] | None = None) -> Predictions | None:
@@ -58,7 +60,7 @@ class Prepared:
         if run is None or type(inputs) is not dict or len(inputs) != len(self._expected):
             return None
         feed, sizes = self._constants.copy(), dict[str, int]()
-        for name, dtype, shape, is_float, taken in self._expected:
+        for name, dtype, shape, is_float, counted, taken in self._expected:
             array = inputs.get(name)
             # ONNX Runtime copies what isn't contiguous by itself.
             if type(array) is not np.ndarray or array.dtype is not dtype:
@@ -71,6 +73,8 @@ class Prepared:
                     if size != wanted and (isinstance(wanted, int) or sizes.setdefault(wanted, size) != size):
                         return None
             if is_float and (not array.size or not all_finite(array)):
+                return None
+            if counted and array.size and array.item(array.argmin()) < 0:
                 return None
             if taken:
                 feed[name] = array

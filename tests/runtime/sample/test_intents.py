@@ -75,3 +75,14 @@ def test_it_is_small_enough_to_ship():
     notice = (folder / "NOTICE.md").read_text(encoding="utf-8")
     for named in ("CLINC150", "CC BY 3.0", "all-MiniLM-L6-v2", "Apache License 2.0"):
         assert named in notice
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("point", ["full", "fast"])
+def test_a_number_below_0_is_no_token(cascade, rows, point):
+    inputs = cascade.preprocess(["what is my balance"] * rows)
+    wrong = {name: array.copy() for name, array in inputs.items()}
+    wrong["input_ids"][-1, 1] = -1
+    with pytest.raises(InputError, match=f"'input_ids' has -1 in row {rows - 1}: expected 0 or more, as a tokeniser's"):
+        cascade.at(point).predict(wrong)
+    assert len(cascade.at(point).predict(inputs)) == rows

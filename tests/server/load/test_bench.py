@@ -9,7 +9,7 @@ from offramp.runtime.cli import main
 from offramp.runtime.errors import InputError
 from offramp.runtime.jobs.plain_json import to_json
 from offramp.server.load import tools
-from offramp.server.load.arrivals import Closed, Poisson, Trace
+from offramp.server.load.arrivals import Closed, Poisson, Trace, poisson
 from offramp.server.load.bench import document, load_bench
 from offramp.server.load.describe import describe
 from offramp.server.load.requests import bodies, read_rows
@@ -128,6 +128,17 @@ def test_a_server_that_refuses_everything_is_no_result(rows_server, data, capsys
     told = capsys.readouterr()
     assert told.err.splitlines()[-1].startswith("offramp: the server answered no request in time under any load")
     assert " 413" in told.out
+    assert "note: a request of 20000 rows at full got 413: " in told.out
+    assert "this server takes 16384 at a time" in told.out
+
+
+def test_few_arrivals_are_no_falling_behind(rows_server, data):
+    rate, seconds = 20.0, 1.0
+    few = next(s for s in range(1000) if (poisson(rate, 1.25 * seconds, [s, 0, 0]) > 0.25 * seconds).sum() < 0.8 * rate)
+    quick = {**QUICK, "seconds": seconds, "turns": 1}
+    found = load_bench(rows_server.url, data, points=["full"], loads=[Poisson(rate=rate)], seed=few, **quick)
+    assert found.times[0]["requests_per_second"] < 0.95 * rate
+    assert not any("fell behind" in note for note in found.notes)
 
 
 @pytest.mark.slow
@@ -213,6 +224,12 @@ def test_the_command_serves_a_bundle_for_the_load(rows_bundle, data, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (
+            ["b/", "--html", "/no/such/x.html"],
+            "--html is '/no/such/x.html', which is in no folder: /no/such isn't there.",
+        ),
+        (["b/", "--html", "/"], "--html is '/', which is a folder. Expected the path of a file."),
+        (["b/", "--json", "/no/such/x.json"], "--json is '/no/such/x.json', which is in no folder"),
         (["b/", "--rate", "5"], "--rate goes with a server's address, --load or --simulate."),
         (["http://localhost:1", "--pace", "5"], "--pace doesn't go with a server."),
         (["http://localhost:1", "--threads", "2"], "--threads goes with a bundle"),

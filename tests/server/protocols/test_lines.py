@@ -25,6 +25,7 @@ def test_the_lines_are_the_predictions_with_their_index(client):
     assert reply.headers["x-request-id"]
     lines = sorted((json.loads(line) for line in reply.text.splitlines()), key=lambda line: line["index"])
     assert [line.pop("index") for line in lines] == list(range(len(X)))
+    assert {line.pop("operating_point") for line in lines} == {"balanced"}
     for line, one in zip(lines, plain, strict=True):
         np.testing.assert_allclose(line.pop("probabilities"), one.pop("probabilities"), atol=1e-5)
         assert line.pop("confidence") == pytest.approx(one.pop("confidence"), abs=1e-5)

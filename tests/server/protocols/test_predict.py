@@ -202,7 +202,7 @@ def test_a_wrong_request_is_told_which_field_and_what_was_expected(client, body,
         ({"ids": [2**63, 2], "mask": [1, 1]}, "beyond int64"),
         ({"ids": [2**70, 2], "mask": [1, 1]}, "1180591620717411303424"),
         ({"ids": [], "mask": []}, "seq = 0"),
-        ({"ids": [10**9, 2], "mask": [1, 1]}, "out of"),
+        ({"ids": [10**9, 2], "mask": [1, 1]}, "outside the vocabulary: expected 0 to 49"),
     ],
 )
 def test_a_wrong_instance_is_refused_and_the_next_request_is_answered(tokens_server, instance, named):
