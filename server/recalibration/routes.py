@@ -143,7 +143,7 @@ def routes(plane: DataPlane, learning: Learning, follower: Follower, metrics: Ri
         metrics.labelled(outcomes)
         return _json(FeedbackResponse(outcomes=[str(one) for one in outcomes]))
 
-    @router.delete("/v1/feedback/{request_id}", **documented(None, DeleteResponse))
+    @router.delete("/v1/feedback/{request_id:path}", **documented(None, DeleteResponse))
     async def delete(request_id: str) -> Response:
         """Forget all that is kept of a request."""
         return _json(DeleteResponse(rows=await _off_loop(lambda: learning.forget([request_id]))))

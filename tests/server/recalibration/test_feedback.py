@@ -107,6 +107,15 @@ def test_all_that_is_kept_of_a_request_can_be_deleted(learns, x):
         assert len(cascade.recalibration.window("balanced")) == 0
 
 
+@pytest.mark.parametrize("name", ["pod-7/A+b9==", "0-9_A.z:1", "x" * 200])
+def test_a_name_that_the_client_chose_is_its_rows_name_to_the_end(learns, x, name):
+    with learns() as (server, _), server.client() as client:
+        sent = client.post("/v1/predict", json={"instances": x[:2].tolist()}, headers={"X-Request-ID": name})
+        assert sent.json()["request_id"] == name
+        assert feedback(client, {"request_id": name, "label": 0}) == ["accepted"]
+        assert client.delete(f"/v1/feedback/{name}").json() == {"rows": 2}
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
