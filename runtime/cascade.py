@@ -294,8 +294,7 @@ class Cascade:
                     call.times[j] = perf_counter() - started
             out = call.predictions(again if latest is None else _not_kept)
         if max_exit is not None:
-            cut = (out.exit == max_exit) & ~reached(out.score, self.operating_point.thresholds[max_exit])
-            out = out.cut_short(cut)
+            out = out.cut_short((out.exit == max_exit) & ~reached(out.score, self.operating_point.thresholds[max_exit]))
         if learning is None or seen is None:
             return out
         cut = max_exit is not None and max_exit < len(self.exits) - 1

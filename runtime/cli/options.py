@@ -68,7 +68,7 @@ FILES = ("json", "html", "svg")
 
 def check_file(option: str, where: Any) -> None:
     """Raises InputError where an option names a file that can't be written: before the work, not behind it."""
-    if where is None or where is True or where is False or str(where) == "-":
+    if not isinstance(where, str | Path) or str(where) == "-":
         return
     path = Path(where)
     if path.is_dir() or not path.absolute().parent.is_dir():

@@ -43,7 +43,11 @@ def add_error_handlers(app: FastAPI) -> None:
             404: f"no such path: {request.url.path}. See {request.scope.get('root_path', '')}/docs.",
             405: f"{request.method} is not allowed for {request.url.path}.",
         }.get(error.status_code, str(error.detail))
-        return error_response(request, error.status_code, message, dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        allowed = headers.get("Allow", "").split(", ")
+        if "GET" in allowed and "HEAD" not in allowed:  # see `Heads`
+            headers["Allow"] += ", HEAD"
+        return error_response(request, error.status_code, message, headers)
 
     for kind in EXPECTED:
         app.add_exception_handler(kind, expected)

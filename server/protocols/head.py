@@ -10,27 +10,11 @@ class Heads:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
-            return
-
-        async def allowed(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] == 405:
-                message["headers"] = [_with_head(*header) for header in message.get("headers", ())]
-            await send(message)
-
-        if scope["method"] != "HEAD":
-            await self._app(scope, receive, allowed)
             return
 
         async def bodiless(message: Message) -> None:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
         await self._app({**scope, "method": "GET"}, receive, bodiless)
-
-
-def _with_head(name: bytes, value: bytes) -> tuple[bytes, bytes]:
-    methods = [one.strip() for one in value.split(b",")]
-    if name.lower() == b"allow" and b"GET" in methods and b"HEAD" not in methods:
-        value += b", HEAD"
-    return name, value
